@@ -20,13 +20,13 @@ mod error_chain;
 pub mod host;
 mod machine;
 mod manager;
-#[allow(dead_code, reason = "the reconciler that uses it is being written")]
 mod names;
-#[allow(dead_code, unused_imports, reason = "the reconciler that uses it is being written")]
 mod pool;
 mod program;
 mod progress;
 mod random;
+mod reclaim;
+mod scaleway;
 mod ssh;
 
 pub use program::run;

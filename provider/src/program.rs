@@ -20,6 +20,7 @@ use crate::host::{
     prepare_steps,
 };
 use crate::manager::{self, ApiMachines};
+use crate::pool::Machines;
 use crate::progress;
 use crate::ssh::{Connection, HostKeyPolicy, SshError, SshKey};
 
@@ -67,9 +68,9 @@ async fn run_manager(args: ManagerArgs) -> Result<(), String> {
         None => Client::try_default().await,
     };
     let client = client.map_err(|error| chain(&error))?;
-    let machines = Arc::new(ApiMachines(client.clone()));
-    let pool = args.pool(&client, machines)?;
-    manager::run(args.config()?, client, pool).await
+    let machines: Arc<dyn Machines> = Arc::new(ApiMachines(client.clone()));
+    let pool = args.pool(&client, Arc::clone(&machines))?;
+    manager::run(args.config()?, client, pool, machines).await
 }
 
 /// Whether the Mac is as it should be at the end.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use jiff::SignedDuration;
-use kube::Client;
+use kube::{Api, Client};
 
 use super::version;
 use crate::artifact::Artifact;
@@ -15,8 +15,11 @@ use crate::error_chain::chain;
 use crate::host::firewall::{AllowedDestination, FirewallConfig};
 use crate::host::{NodeExporter, Tart};
 use crate::machine::{FleetConfig, Limits};
-use crate::manager::{ApiMachines, ManagerConfig};
-use crate::pool::{Pool, PoolPrefix};
+use crate::manager::{ManagerConfig, Reclaim};
+use crate::names::Zone;
+use crate::pool::{MacListPool, Machines, Pool, PoolPrefix, ScalewayPool};
+use crate::reclaim::ReclaimSettings;
+use crate::scaleway::{RetryPolicy, Scaleway, ScalewayConfig};
 
 /// Flags of `manager`.
 #[derive(Debug, Args)]
@@ -121,6 +124,33 @@ pub(crate) struct ManagerArgs {
     /// What the names of free hosts begin with, where the machine does not say
     #[arg(long, default_value = "")]
     pub(crate) default_adopt_pool_prefix: String,
+
+    /// Macs of one's own as the pool: the Secret in --secrets-namespace that lists them. Without it the pool is Scaleway's, by `SCW_SECRET_KEY` and
+    /// `SCW_DEFAULT_PROJECT_ID`
+    #[arg(long, value_name = "SECRET")]
+    pub(crate) mac_list: Option<String>,
+
+    /// Zones in which hosts that no machine has are looked for, beside those of all machines. They are looked for only with
+    /// --default-adopt-pool-prefix
+    #[arg(long, value_delimiter = ',', default_value = "fr-par-1", value_parser = zone)]
+    pub(crate) orphan_reclaim_zones: Vec<Zone>,
+
+    /// Hosts that no machine has and whose names begin so are given back to the pool; when empty, they are only counted
+    #[arg(long, default_value = "")]
+    pub(crate) orphan_reclaim_claim_name_prefix: String,
+
+    /// How often they are looked for
+    #[arg(long, default_value = "15m", value_parser = interval)]
+    pub(crate) orphan_reclaim_interval: Duration,
+}
+
+fn zone(text: &str) -> Result<Zone, String> {
+    Zone::parse(text).map_err(|error| error.to_string())
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let parsed = duration(text)?;
+    if parsed.is_zero() { Err("must be greater than 0".to_owned()) } else { Ok(parsed) }
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -131,9 +161,14 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 impl ManagerArgs {
     /// The pool that hosts come from.
-    pub(crate) fn pool(&self, _client: &Client, machines: Arc<ApiMachines>) -> Result<Arc<dyn Pool>, String> {
-        drop(machines);
-        Err("no pool".to_owned())
+    pub(crate) fn pool(&self, client: &Client, machines: Arc<dyn Machines>) -> Result<Arc<dyn Pool>, String> {
+        if let Some(list) = &self.mac_list {
+            let secrets = Api::namespaced(client.clone(), &self.secrets_namespace);
+            return Ok(Arc::new(MacListPool::new(secrets, list, machines)));
+        }
+        let config = ScalewayConfig::from_env().map_err(|error| chain(&error))?;
+        let scaleway = Scaleway::new(config, RetryPolicy::default()).map_err(|error| chain(&error))?;
+        Ok(Arc::new(ScalewayPool::new(scaleway, machines)))
     }
 
     /// Reads everything that hosts get.
@@ -149,6 +184,15 @@ impl ManagerArgs {
             }
             None => None,
         };
+        let default_prefix = PoolPrefix::new(&self.default_adopt_pool_prefix);
+        let reclaim = default_prefix.clone().map(|prefix| Reclaim {
+            settings: ReclaimSettings {
+                prefix,
+                zones: self.orphan_reclaim_zones.clone(),
+                claim_name_prefix: Some(self.orphan_reclaim_claim_name_prefix.clone()).filter(|name| !name.is_empty()),
+            },
+            interval: self.orphan_reclaim_interval,
+        });
         Ok(ManagerConfig {
             fleet: FleetConfig {
                 agent: artifact(&self.tartkubelet_binary_path)?,
@@ -167,7 +211,8 @@ impl ManagerArgs {
                 update_attempts: self.tartkubelet_max_update_attempts,
                 terminal_retry_after: self.tartkubelet_terminal_retry_after,
             },
-            default_prefix: PoolPrefix::new(&self.default_adopt_pool_prefix),
+            default_prefix,
+            reclaim,
             namespace: self.namespace.clone(),
             max_concurrent: self.machine_max_concurrent_reconciles,
             secrets_namespace: self.secrets_namespace.clone(),

@@ -91,6 +91,17 @@ pub(crate) enum ReconcileError {
     Pool(#[from] PoolError),
 }
 
+/// What became of a host that was to be given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Release {
+    /// The machine has none any more.
+    Done,
+    /// It is being installed anew.
+    Busy,
+    /// The pool failed; an Event says how.
+    Failed,
+}
+
 /// How work on a host ended.
 enum HostWork {
     /// The host has the configuration with this hash.
@@ -409,6 +420,8 @@ impl Reconciler {
             Ok(host) => return self.claimed(machine, status, &host, now).await,
             Err(error @ ClaimError::NoAvailableHost(_)) => ("NoAvailableHost", chain(&error), LATER),
             Err(error @ ClaimError::ReservedName { .. }) => ("ReservedName", chain(&error), MUCH_LATER),
+            // It goes by itself.
+            Err(ClaimError::NoSuchMachine(_)) => return Ok(Action::await_change()),
             Err(ClaimError::Pool(error)) => ("ScalewayAdoptFailed", chain(&error), SOON),
         };
         let is_new = find_condition(&status.conditions, "Provisioned").and_then(|known| known.reason.as_deref()) != Some(reason);
@@ -537,22 +550,24 @@ impl Reconciler {
     async fn quarantine(&self, machine: &Machine) -> Result<Action, ReconcileError> {
         let why = machine.status.as_ref().and_then(|status| find_condition(&status.conditions, "Bootstrapped"));
         let why = why.and_then(|known| known.message.clone()).unwrap_or_default();
-        if !self.release(machine, Destination::Quarantine).await? {
-            return Ok(Action::requeue(LATER));
+        match self.release(machine, Destination::Quarantine).await {
+            Release::Done => {}
+            Release::Busy => return Ok(Action::requeue(SOON)),
+            Release::Failed => return Ok(Action::requeue(LATER)),
         }
         let words = format!("the host could not be bootstrapped and is in quarantine; another one is claimed. {why}");
         self.events.say(machine, EventType::Warning, "BootstrapExhausted", &words).await;
         self.forget_host(machine, &words, Timestamp::now()).await
     }
 
-    /// Gives the host back. Whether it is done with.
-    async fn release(&self, machine: &Machine, to: Destination) -> Result<bool, ReconcileError> {
+    /// Gives the host back.
+    async fn release(&self, machine: &Machine, to: Destination) -> Release {
         let held = match self.held(machine) {
             Ok(Some(held)) => held,
-            Ok(None) => return Ok(true),
+            Ok(None) => return Release::Done,
             Err(error) => {
                 self.events.say(machine, EventType::Warning, "ReleaseSkipped", &error.to_string()).await;
-                return Ok(true);
+                return Release::Done;
             }
         };
         let (zone, id) = held;
@@ -561,7 +576,7 @@ impl Reconciler {
             Err(error) => {
                 let words = format!("the host {id} is not given back: {error}");
                 self.events.say(machine, EventType::Warning, "ReleaseSkipped", &words).await;
-                return Ok(true);
+                return Release::Done;
             }
         };
         let os = OsFamily::of_image(&machine.spec.os);
@@ -578,14 +593,15 @@ impl Reconciler {
             Ok(ReleaseOutcome::NotOurs { name }) => {
                 (EventType::Warning, "ReleaseSkipped", format!("the host {id} is not this machine's any more, but `{name}`"))
             }
+            Err(PoolError::Busy(_)) => return Release::Busy,
             Err(error) => {
                 let words = format!("the host {id} is not given back yet: {}", chain(&error));
                 self.events.say(machine, EventType::Warning, "ReleaseFailed", &words).await;
-                return Ok(false);
+                return Release::Failed;
             }
         };
         self.events.say(machine, type_, reason, &words).await;
-        Ok(true)
+        Release::Done
     }
 
     async fn roll(&self, machine: &Machine) -> Result<Action, ReconcileError> {
@@ -720,7 +736,8 @@ impl Reconciler {
         let name = machine.name_any();
         // Another's host is left alone.
         let Ok(Some(host)) = self.pool.host(&zone, &id).await else { return };
-        let (true, Some(address)) = (host.name == name, &host.ssh) else { return };
+        let is_ours = host.name == name && host.state == HostState::Ready;
+        let (true, Some(address)) = (is_ours, &host.ssh) else { return };
         let Ok(Some(credentials)) = self.credentials.read(&name).await else { return };
         let key = match &host.key {
             Some(key) => key.clone(),
@@ -758,8 +775,14 @@ impl Reconciler {
         }
         delete::revoke(&self.client, &this, &self.secrets_namespace).await?;
         self.leave(&machine).await;
-        if !self.release(&machine, Destination::Pool).await? {
-            return Ok(Action::requeue(LATER));
+        match self.release(&machine, Destination::Pool).await {
+            Release::Done => {}
+            Release::Busy => {
+                // The host is being installed anew: nothing of this machine runs there any more.
+                delete::remove_node(&self.client, &this.name).await?;
+                return Ok(Action::requeue(SOON));
+            }
+            Release::Failed => return Ok(Action::requeue(LATER)),
         }
         if status.server_id.is_some() {
             status.server_id = None;

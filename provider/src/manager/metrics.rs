@@ -15,6 +15,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::crd::{ConditionStatus, Phase, ScalewayAppleSiliconMachine as Machine};
+use crate::reclaim::ReclaimMetrics;
 
 const BUCKETS: [f64; 9] = [0.01, 0.1, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0];
 
@@ -45,6 +46,7 @@ pub(crate) struct Metrics {
     passes: Family<ResultLabels, Counter>,
     durations: Histogram,
     is_leader: AtomicBool,
+    reclaim: ReclaimMetrics,
 }
 
 impl Default for Metrics {
@@ -54,6 +56,7 @@ impl Default for Metrics {
             passes: Family::default(),
             durations: Histogram::new(BUCKETS),
             is_leader: AtomicBool::new(false),
+            reclaim: ReclaimMetrics::default(),
         }
     }
 }
@@ -70,6 +73,10 @@ impl Metrics {
     pub(crate) fn reconciled(&self, took: Duration, is_ok: bool) {
         self.passes.get_or_create(&result(is_ok)).inc();
         self.durations.observe(took.as_secs_f64());
+    }
+
+    pub(super) fn reclaim(&self) -> &ReclaimMetrics {
+        &self.reclaim
     }
 
     pub(crate) fn lead(&self) {
@@ -109,6 +116,7 @@ impl Metrics {
         registry.register("tart_provider_reconciles", "Passes over machines", self.passes.clone());
         registry.register("tart_provider_reconcile_seconds", "How long passes take", self.durations.clone());
         registry.register("tart_provider_leader", "Whether this provider acts", leader);
+        self.reclaim.register(&mut registry);
         let mut text = String::new();
         // Writing to memory does not fail.
         let _ = encode(&mut text, &registry);

@@ -30,7 +30,8 @@ use crate::apiserver::call;
 use crate::crd::ScalewayAppleSiliconMachine as Machine;
 use crate::error_chain::chain;
 use crate::machine::{ApiServer, FleetConfig, Limits};
-use crate::pool::{Pool, PoolPrefix};
+use crate::pool::{Machines, Pool, PoolPrefix};
+use crate::reclaim::{ReclaimSettings, Reclaimer};
 
 /// How long a pass that has begun may take to end when the manager is told to end. A claim takes seconds; work on a host is safe to break off.
 const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
@@ -41,6 +42,8 @@ pub(crate) struct ManagerConfig {
     pub(crate) fleet: FleetConfig,
     pub(crate) limits: Limits,
     pub(crate) default_prefix: Option<PoolPrefix>,
+    /// How orphans are looked for; `None`: they are not.
+    pub(crate) reclaim: Option<Reclaim>,
     /// `None`: machines of all namespaces.
     pub(crate) namespace: Option<String>,
     pub(crate) max_concurrent: u16,
@@ -52,8 +55,20 @@ pub(crate) struct ManagerConfig {
     pub(crate) health_address: SocketAddr,
 }
 
+/// How orphans are looked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Reclaim {
+    pub(crate) settings: ReclaimSettings,
+    pub(crate) interval: Duration,
+}
+
 /// Runs until it is told to end, and returns then; an error says why it could not go on.
-pub(crate) async fn run(config: ManagerConfig, client: Client, pool: Arc<dyn Pool>) -> Result<(), String> {
+pub(crate) async fn run(
+    config: ManagerConfig,
+    client: Client,
+    pool: Arc<dyn Pool>,
+    machines: Arc<dyn Machines>,
+) -> Result<(), String> {
     let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
     let end = async move {
@@ -68,7 +83,12 @@ pub(crate) async fn run(config: ManagerConfig, client: Client, pool: Arc<dyn Poo
     let server = api_server(&client, &config).await?;
     let metrics = Arc::new(Metrics::default());
     let (stop, stopped) = watch::channel(false);
+    let stopped_reclaim = stopped.clone();
     let events = Events::new(client.clone(), instance.clone());
+    let reclaimer = config.reclaim.clone().map(|reclaim| {
+        let reclaimer = Reclaimer::new(Arc::clone(&pool), machines, reclaim.settings, metrics.reclaim().clone());
+        (reclaimer, reclaim.interval)
+    });
     let controllers = Controllers::new(&client, pool, &config, server, events, Arc::clone(&metrics), stopped);
     let servers = serve(&config, controllers.machines(), Arc::clone(&metrics)).await?;
     tokio::spawn(servers);
@@ -83,12 +103,19 @@ pub(crate) async fn run(config: ManagerConfig, client: Client, pool: Arc<dyn Poo
     }
     metrics.lead();
     let acting = controllers.run();
+    let reclaiming = async {
+        match reclaimer {
+            Some((reclaimer, interval)) => reclaim(&reclaimer, interval, stopped_reclaim).await,
+            None => {}
+        }
+    };
+    let acting = async { tokio::join!(acting, reclaiming) };
     tokio::pin!(acting);
     let kept = async {
         if config.leader_elect { lease.keep().await } else { std::future::pending().await }
     };
     tokio::select! {
-        () = &mut acting => return Err("the watches have ended".to_owned()),
+        _ = &mut acting => return Err("the watches have ended".to_owned()),
         // Another provider may act from now on: this one ends at once, whatever it is doing.
         lost = kept => return Err(format!("this provider is not the leader any more: {lost}")),
         () = &mut end => {}
@@ -102,6 +129,20 @@ pub(crate) async fn run(config: ManagerConfig, client: Client, pool: Arc<dyn Poo
         lease.give_up().await;
     }
     Ok(())
+}
+
+/// Looks for orphans now, and again after each interval. A look that fails is told and repeated with the next.
+async fn reclaim(reclaimer: &Reclaimer, interval: Duration, mut stopped: watch::Receiver<bool>) {
+    loop {
+        match reclaimer.cycle().await {
+            Ok(cycle) => info!(orphans = cycle.orphans.len(), reclaimed = cycle.reclaimed.len(), "looked for orphans"),
+            Err(error) => warn!(problem = chain(&error), "could not look for orphans everywhere"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(interval) => {}
+            _ = stopped.wait_for(|stopped| *stopped) => return,
+        }
+    }
 }
 
 /// The ports for health and metrics.

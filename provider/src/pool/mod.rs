@@ -9,11 +9,16 @@
 //! Two things say that a machine holds a host: the host bears the machine's name, and the machine's status has the host's id. Names can be
 //! overwritten by a call that arrives late, so a pool asks [`Machines`] for the ids before it takes or gives back a host.
 
+mod holders;
+mod mac_list;
 mod name;
 mod os_family;
+pub(crate) mod scaleway;
 
+pub(crate) use mac_list::{MacListError, MacListPool};
 pub(crate) use name::{HostName, NoPoolPrefix, PoolPrefix};
 pub(crate) use os_family::{InvalidOsPin, OsFamily};
+pub(crate) use scaleway::ScalewayPool;
 
 use std::fmt;
 
@@ -21,6 +26,7 @@ use futures::future::BoxFuture;
 
 use crate::host::Secret;
 use crate::names::{HostId, MachineRef, Zone};
+use crate::scaleway::ScalewayError;
 use crate::ssh::{Fingerprint, SshAddress, SshKey};
 
 /// Macs that can be claimed and given back. One lock is shared by [`claim`](Self::claim) and [`release`](Self::release), and one process
@@ -34,7 +40,7 @@ pub(crate) trait Pool: Send + Sync + 'static {
     /// A host as it is now; `None` if there is no such host any more.
     fn host<'a>(&'a self, zone: &'a Zone, id: &'a HostId) -> BoxFuture<'a, Result<Option<Host>, PoolError>>;
 
-    /// All hosts of a zone, whoever has them.
+    /// All hosts of a zone: free ones, those of machines, those of operators.
     fn hosts<'a>(&'a self, zone: &'a Zone) -> BoxFuture<'a, Result<Vec<ListedHost>, PoolError>>;
 
     /// Gives a host back that a machine holds, or has held: checks first that it is still this machine's. Safe to repeat until it succeeds.
@@ -154,7 +160,7 @@ pub(crate) struct ListedHost {
 pub(crate) enum HostState {
     /// It runs, and can be used.
     Ready,
-    /// It is being installed, or restarts, or is not delivered yet; in the pool's own word. It will be ready without anyone's help.
+    /// It is being installed, or restarts, or is not delivered yet; in the pool's own word. It will be ready by itself.
     Changing(String),
     /// It needs a person, in the pool's own word.
     Broken(String),
@@ -205,6 +211,9 @@ pub(crate) enum ClaimError {
     /// No host of the pool fits. The words say what there is instead, for the operator who adds hosts.
     #[error("no host of the pool is free: {0}")]
     NoAvailableHost(String),
+    /// The machine was deleted meanwhile. No reconcile would ever give the host back.
+    #[error("there is no machine {0} any more")]
+    NoSuchMachine(MachineRef),
     /// A host with this name would look like one that is free.
     #[error(
         "the machine's name `{name}` is also the name of a host that is free (`{reserved}…`); a machine needs another name"
@@ -232,6 +241,12 @@ pub(crate) enum PoolError {
     /// The pool cannot do this for its hosts; a person has to.
     #[error("this pool cannot {0}")]
     Unsupported(&'static str),
+    /// Scaleway fails, or refuses.
+    #[error(transparent)]
+    Scaleway(#[from] ScalewayError),
+    /// The list of Macs cannot be used.
+    #[error(transparent)]
+    MacList(#[from] MacListError),
     /// The machines are not known.
     #[error(transparent)]
     Machines(#[from] MachinesError),
