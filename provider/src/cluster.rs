@@ -46,7 +46,8 @@ impl ClusterReconciler {
     async fn initialize(&self, cluster: &Cluster, now: Timestamp) -> Result<(), ApiError> {
         let before = cluster.status.clone().unwrap_or_default();
         let known = find_condition(&before.conditions, CONTROL_PLANE_INITIALIZED);
-        let is_done = before.initialization.as_ref().and_then(|done| done.control_plane_initialized) == Some(true);
+        let is_done =
+            before.initialization.as_ref().and_then(|done| done.control_plane_initialized) == Some(true);
         if is_done && known.is_some_and(|known| known.status == ConditionStatus::True) {
             return Ok(());
         }
@@ -54,7 +55,14 @@ impl ClusterReconciler {
         let initialization = status.initialization.get_or_insert_with(ClusterInitialization::default);
         initialization.control_plane_initialized = Some(true);
         let (reason, message) = ("ExternalControlPlane", "the control plane is not managed by Cluster API");
-        set_condition(&mut status.conditions, CONTROL_PLANE_INITIALIZED, ConditionStatus::True, reason, message, now);
+        set_condition(
+            &mut status.conditions,
+            CONTROL_PLANE_INITIALIZED,
+            ConditionStatus::True,
+            reason,
+            message,
+            now,
+        );
         let api = Api::namespaced(self.client.clone(), &cluster.namespace().unwrap_or_default());
         change_status("write the status of the Cluster", &api, cluster, &before, &status).await.map(drop)
     }

@@ -62,7 +62,8 @@ async fn run_manager(args: ManagerArgs) -> Result<(), String> {
     let client = match &args.kubeconfig {
         Some(path) => {
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
-            let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
+            let config =
+                kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
             Client::try_from(config.map_err(|error| chain(&error))?)
         }
         None => Client::try_default().await,

@@ -7,7 +7,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::wait::until;
-use tart_provider::crd::{self, ScalewayAppleSiliconMachine, ScalewayAppleSiliconMachineTemplate, TuistCluster};
+use tart_provider::crd::{
+    self, ScalewayAppleSiliconMachine, ScalewayAppleSiliconMachineTemplate, TuistCluster,
+};
 
 async fn install(client: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
@@ -16,7 +18,8 @@ async fn install(client: &Client) -> Result<()> {
         api.patch(&name, &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await?;
         until(&api, &name, "Established", std::time::Duration::from_mins(1), |crd| {
             let conditions = crd.status.as_ref().and_then(|status| status.conditions.as_ref());
-            conditions.is_some_and(|all| all.iter().any(|is| is.type_ == "Established" && is.status == "True"))
+            conditions
+                .is_some_and(|all| all.iter().any(|is| is.type_ == "Established" && is.status == "True"))
         })
         .await?;
     }
@@ -100,7 +103,10 @@ async fn the_api_server_fills_in_defaults_and_refuses_another_provider_id() -> R
         .await?;
     let machines = Api::<ScalewayAppleSiliconMachine>::namespaced(client.clone(), &namespace);
     let spec = kubectl.run(["get", "samm", "one", "-o", "jsonpath={.spec}"]).await?;
-    assert_eq!(serde_json::from_str::<Value>(&spec)?, json!({ "type": "M2-L", "zone": "fr-par-1", "os": "Tahoe" }));
+    assert_eq!(
+        serde_json::from_str::<Value>(&spec)?,
+        json!({ "type": "M2-L", "zone": "fr-par-1", "os": "Tahoe" })
+    );
 
     let set = async |id: Value| {
         let patch = Patch::Merge(json!({ "spec": { "providerID": id } }));

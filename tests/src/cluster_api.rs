@@ -91,7 +91,8 @@ fn with_url(manifest: &str, port: u16, authority: &str) -> Result<String> {
             "service:" | "name: webhook-service" | "namespace: system" => {}
             trimmed => match trimmed.strip_prefix("path: ") {
                 Some(path) => {
-                    let client = json!({ "url": format!("https://127.0.0.1:{port}{path}"), "caBundle": authority });
+                    let client =
+                        json!({ "url": format!("https://127.0.0.1:{port}{path}"), "caBundle": authority });
                     let last: &mut String = lines.last_mut().context("a path without a client")?;
                     ensure!(last.trim() == "clientConfig:", "a path after {last}");
                     *last = format!("{last} {client}");

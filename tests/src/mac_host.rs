@@ -121,7 +121,12 @@ impl MacHostBuilder {
             user: USER.to_owned(),
             password: PASSWORD.to_owned(),
             host_name: "Mac-mini.local".to_owned(),
-            authorized_keys: self.has_key.then_some(public_key).into_iter().chain(self.further_keys).collect(),
+            authorized_keys: self
+                .has_key
+                .then_some(public_key)
+                .into_iter()
+                .chain(self.further_keys)
+                .collect(),
             openssh: Some(openssh),
             tart: self.has_tart.then(programs::simulated_tart).transpose()?,
             pfctl: self.pfctl.clone(),
@@ -153,7 +158,14 @@ impl MacHost {
     pub fn new(sandbox: &Sandbox) -> Result<MacHostBuilder> {
         let path = sandbox.directory("mac-host")?;
         std::fs::create_dir(HostDirectory::new(&path).root())?;
-        Ok(MacHostBuilder { sandbox: sandbox.clone(), has_tart: true, has_key: true, further_keys: Vec::new(), pfctl: None, path })
+        Ok(MacHostBuilder {
+            sandbox: sandbox.clone(),
+            has_tart: true,
+            has_key: true,
+            further_keys: Vec::new(),
+            pfctl: None,
+            path,
+        })
     }
 
     /// Where its sshd is reached.

@@ -175,7 +175,9 @@ impl ManagerArgs {
     pub(crate) fn config(&self) -> Result<ManagerConfig, String> {
         let artifact = |path| Artifact::read(path).map_err(|error| chain(&error));
         let tart = match (&self.tart_tarball_path, &self.tart_version) {
-            (Some(archive), Some(version)) => Tart::Archive { archive: artifact(archive)?, version: version.clone() },
+            (Some(archive), Some(version)) => {
+                Tart::Archive { archive: artifact(archive)?, version: version.clone() }
+            }
             _ => Tart::Installed(self.tart_binary.clone()),
         };
         let node_exporter = match &self.node_exporter_binary_path {
@@ -189,7 +191,8 @@ impl ManagerArgs {
             settings: ReclaimSettings {
                 prefix,
                 zones: self.orphan_reclaim_zones.clone(),
-                claim_name_prefix: Some(self.orphan_reclaim_claim_name_prefix.clone()).filter(|name| !name.is_empty()),
+                claim_name_prefix: Some(self.orphan_reclaim_claim_name_prefix.clone())
+                    .filter(|name| !name.is_empty()),
             },
             interval: self.orphan_reclaim_interval,
         });
@@ -197,7 +200,10 @@ impl ManagerArgs {
             fleet: FleetConfig {
                 agent: artifact(&self.tartkubelet_binary_path)?,
                 tart,
-                firewall: FirewallConfig { allowed: self.allow_vm_destination.clone(), ..FirewallConfig::default() },
+                firewall: FirewallConfig {
+                    allowed: self.allow_vm_destination.clone(),
+                    ..FirewallConfig::default()
+                },
                 dhcp_lease_seconds: self.dhcp_lease_time,
                 node_exporter,
                 host_cpu: self.tartkubelet_host_cpu,

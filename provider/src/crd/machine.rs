@@ -25,9 +25,19 @@ use super::Condition;
     printcolumn(name = "ProviderID", type_ = "string", json_path = ".spec.providerID"),
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-    printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0].address", priority = 1),
+    printcolumn(
+        name = "Address",
+        type_ = "string",
+        json_path = ".status.addresses[0].address",
+        priority = 1
+    ),
     printcolumn(name = "Config", type_ = "string", json_path = ".status.hostConfigHash", priority = 1),
-    printcolumn(name = "Wanted", type_ = "string", json_path = ".status.desiredHostConfigHash", priority = 1)
+    printcolumn(
+        name = "Wanted",
+        type_ = "string",
+        json_path = ".status.desiredHostConfigHash",
+        priority = 1
+    )
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(

@@ -28,11 +28,8 @@ pub const GROUP: &str = "infrastructure.cluster.x-k8s.io";
 
 /// All definitions, each with the name of its file.
 pub fn all() -> Vec<(String, CustomResourceDefinition)> {
-    let all = [
-        ScalewayAppleSiliconMachine::crd(),
-        ScalewayAppleSiliconMachineTemplate::crd(),
-        TuistCluster::crd(),
-    ];
+    let all =
+        [ScalewayAppleSiliconMachine::crd(), ScalewayAppleSiliconMachineTemplate::crd(), TuistCluster::crd()];
     all.into_iter().map(|crd| (format!("{}_{}.yaml", crd.spec.group, crd.spec.names.plural), crd)).collect()
 }
 
@@ -119,7 +116,10 @@ mod tests {
         });
         let machine: ScalewayAppleSiliconMachine = serde_json::from_value(object).unwrap();
         let spec = machine.spec;
-        assert_eq!((spec.type_.as_str(), spec.zone.as_str(), spec.os.as_str()), ("M2-L", "fr-par-1", "Tahoe"));
+        assert_eq!(
+            (spec.type_.as_str(), spec.zone.as_str(), spec.os.as_str()),
+            ("M2-L", "fr-par-1", "Tahoe")
+        );
         assert_eq!(spec.adopt_pool_prefix, None);
     }
 }

@@ -71,7 +71,12 @@ pub(super) fn decide(request: &Request<'_>, addresses: &BTreeSet<IpAddr>) -> Ans
     }
 }
 
-fn check(request: &Request<'_>, content: &Content, name: &str, addresses: &BTreeSet<IpAddr>) -> Result<(), String> {
+fn check(
+    request: &Request<'_>,
+    content: &Content,
+    name: &str,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<(), String> {
     let is_client = request.signer == CLIENT;
     let user = format!("system:node:{name}");
     if content.common_names != [user.as_str()] || content.organizations != ["system:nodes"] {
@@ -180,7 +185,10 @@ mod tests {
             ("another Node", content("other", &["mac"], &["10.0.0.1"])),
             ("nothing", content("mac", &[], &[])),
             ("a URI", Content { has_other_names: true, ..content("mac", &["mac"], &["10.0.0.1"]) }),
-            ("another group", Content { organizations: vec!["system:masters".to_owned()], ..content("mac", &["mac"], &[]) }),
+            (
+                "another group",
+                Content { organizations: vec!["system:masters".to_owned()], ..content("mac", &["mac"], &[]) },
+            ),
         ] {
             assert!(matches!(decide(&serving(bad), &own()), Answer::Deny(_)), "{what}");
         }

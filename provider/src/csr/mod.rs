@@ -36,11 +36,12 @@ impl Approver {
             return Ok(Action::await_change());
         }
         let user = request.spec.username.as_deref().unwrap_or_default();
-        let (machine, is_token) = match (user.strip_prefix("system:bootstrap:"), user.strip_prefix("system:node:")) {
-            (Some(token), _) => (self.machine_of_token(token).await?, true),
-            (None, Some(node)) => (self.machine(node), false),
-            (None, None) => (None, false),
-        };
+        let (machine, is_token) =
+            match (user.strip_prefix("system:bootstrap:"), user.strip_prefix("system:node:")) {
+                (Some(token), _) => (self.machine_of_token(token).await?, true),
+                (None, Some(node)) => (self.machine(node), false),
+                (None, None) => (None, false),
+            };
         // Not one of ours.
         let Some((name, addresses)) = machine else { return Ok(Action::await_change()) };
         let asked = Request {
@@ -66,7 +67,9 @@ impl Approver {
     }
 
     fn machine(&self, name: &str) -> Option<(String, BTreeSet<IpAddr>)> {
-        let machine = self.machines.find(|machine| machine.name_any() == name && machine.metadata.deletion_timestamp.is_none())?;
+        let machine = self
+            .machines
+            .find(|machine| machine.name_any() == name && machine.metadata.deletion_timestamp.is_none())?;
         let known = machine.status.as_ref().map(|status| status.addresses.as_slice()).unwrap_or_default();
         Some((name.to_owned(), known.iter().filter_map(|one| one.address.parse().ok()).collect()))
     }
@@ -80,7 +83,13 @@ impl Approver {
         Ok(machine.and_then(|machine| self.machine(&machine.name)))
     }
 
-    async fn answer(&self, request: &CertificateSigningRequest, type_: &str, reason: &str, message: &str) -> Result<(), ApiError> {
+    async fn answer(
+        &self,
+        request: &CertificateSigningRequest,
+        type_: &str,
+        reason: &str,
+        message: &str,
+    ) -> Result<(), ApiError> {
         let now = Time(Timestamp::now());
         let condition = CertificateSigningRequestCondition {
             type_: type_.to_owned(),
@@ -96,6 +105,8 @@ impl Approver {
         }));
         let api = Api::<CertificateSigningRequest>::all(self.client.clone());
         let (name, params) = (request.name_any(), PatchParams::default());
-        call("answer a certificate signing request", api.patch_approval(&name, &params, &patch)).await.map(drop)
+        call("answer a certificate signing request", api.patch_approval(&name, &params, &patch))
+            .await
+            .map(drop)
     }
 }

@@ -48,7 +48,8 @@ impl CredentialStore {
     pub(super) async fn write(&self, machine: &str, known: &HostCredentials) -> Result<(), ApiError> {
         let password = known.password.as_ref().map(|password| password.expose().to_vec());
         let fingerprint = known.fingerprint.as_ref().map(ToString::to_string).map(String::into_bytes);
-        let fields = [(USER, Some(known.user.clone().into_bytes())), (PASSWORD, password), (FINGERPRINT, fingerprint)];
+        let fields =
+            [(USER, Some(known.user.clone().into_bytes())), (PASSWORD, password), (FINGERPRINT, fingerprint)];
         let data = fields.into_iter().filter_map(|(key, value)| Some((key.to_owned(), ByteString(value?))));
         let labels = [("tuist.dev/managed-by", "tart-provider")];
         let object = SecretObject {
@@ -61,9 +62,12 @@ impl CredentialStore {
             ..SecretObject::default()
         };
         let apply = PatchParams::apply("tart-provider").force();
-        call("write the credentials of the host", self.api.patch(&name(machine), &apply, &Patch::Apply(&object)))
-            .await
-            .map(drop)
+        call(
+            "write the credentials of the host",
+            self.api.patch(&name(machine), &apply, &Patch::Apply(&object)),
+        )
+        .await
+        .map(drop)
     }
 
     pub(super) async fn remove(&self, machine: &str) -> Result<(), ApiError> {
@@ -90,7 +94,8 @@ mod tests {
     use super::*;
 
     fn parsed(fields: &[(&str, &str)]) -> Option<HostCredentials> {
-        let data = fields.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));
+        let data =
+            fields.iter().map(|(key, value)| ((*key).to_owned(), ByteString(value.as_bytes().to_vec())));
         parse(&data.collect())
     }
 

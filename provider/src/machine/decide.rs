@@ -172,7 +172,9 @@ pub(crate) fn decide(seen: &Observed<'_>) -> Step {
     match machine.spec.provider_id.as_deref() {
         None | Some("") => return Step::SetProviderId(wanted),
         Some(is) if is != wanted => {
-            let message = format!("spec.providerID is {is}, and the host of status.serverID is {wanted}; remove one of them");
+            let message = format!(
+                "spec.providerID is {is}, and the host of status.serverID is {wanted}; remove one of them"
+            );
             return Step::Report(Report::Refused { reason: "ProviderIDMismatch", message }, REST);
         }
         Some(_) => {}
@@ -210,7 +212,8 @@ fn claim(seen: &Observed<'_>) -> Step {
         Ok(zone) => zone,
         Err(error) => return refused("InvalidZone", &error),
     };
-    if let Some(failed) = seen.machine.status.as_ref().and_then(|status| status.last_bootstrap_failure_time.as_ref())
+    if let Some(failed) =
+        seen.machine.status.as_ref().and_then(|status| status.last_bootstrap_failure_time.as_ref())
         && seen.now < failed.0 + SOON
     {
         return Step::Report(Report::WaitsAfterFailure, SOON);
@@ -230,7 +233,9 @@ fn bootstrap(seen: &Observed<'_>, waited: Duration) -> Step {
         return Step::Report(Report::Joined, Duration::ZERO);
     }
     let attempts = count(status.bootstrap_attempts);
-    if let Some(pause) = pause_left(attempts, status.last_bootstrap_failure_time.as_ref().map(|time| time.0), seen.now) {
+    if let Some(pause) =
+        pause_left(attempts, status.last_bootstrap_failure_time.as_ref().map(|time| time.0), seen.now)
+    {
         return Step::Report(Report::WaitsAfterFailure, pause);
     }
     // A host that has served, or on which VMs may run, is neither restarted nor given up. An operator or a MachineHealthCheck deletes its
@@ -260,7 +265,8 @@ fn bootstrap(seen: &Observed<'_>, waited: Duration) -> Step {
 /// The host is a Node. It may have another configuration than it should.
 fn drift(seen: &Observed<'_>) -> Step {
     let status = seen.machine.status.clone().unwrap_or_default();
-    let Some(desired) = seen.desired.filter(|desired| status.host_config_hash.as_deref() != Some(desired)) else {
+    let Some(desired) = seen.desired.filter(|desired| status.host_config_hash.as_deref() != Some(desired))
+    else {
         return Step::Report(Report::UpToDate, REST);
     };
     let failed = status.failed_host_config_hash.as_deref() == Some(desired);

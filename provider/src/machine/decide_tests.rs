@@ -72,7 +72,11 @@ fn deletion_comes_before_everything_and_goes_on_while_paused() {
     for cluster in [ClusterSeen::None, ClusterSeen::Missing, ClusterSeen::Paused, ClusterSeen::NotReady] {
         assert_eq!(decide(&Observed { cluster, ..seen(&held) }), Step::Delete);
     }
-    let done = machine(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [] }), json!({}), json!({}));
+    let done = machine(
+        json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [] }),
+        json!({}),
+        json!({}),
+    );
     assert_eq!(decide(&seen(&done)), Step::Nothing);
 }
 
@@ -98,7 +102,8 @@ fn a_machine_without_a_host_claims_one_that_it_may_have() {
     assert_eq!(settings.prefix.as_str(), "own-");
     let default = PoolPrefix::new("tuist-pool-");
     let legacy = claim(json!({}));
-    let Step::Claim(settings) = decide(&Observed { default_prefix: default.as_ref(), ..seen(&legacy) }) else {
+    let Step::Claim(settings) = decide(&Observed { default_prefix: default.as_ref(), ..seen(&legacy) })
+    else {
         panic!("no claim")
     };
     assert_eq!(settings.prefix.as_str(), "tuist-pool-");
@@ -109,7 +114,10 @@ fn a_machine_without_a_host_claims_one_that_it_may_have() {
     ] {
         let machine = claim(spec);
         let step = decide(&seen(&machine));
-        assert!(matches!(reported(&step), Some(Report::Refused { reason: is, .. }) if *is == reason), "{step:?}");
+        assert!(
+            matches!(reported(&step), Some(Report::Refused { reason: is, .. }) if *is == reason),
+            "{step:?}"
+        );
     }
     assert_eq!(
         reported(&decide(&Observed { cluster: ClusterSeen::NotReady, ..seen(&own) })),
@@ -121,8 +129,15 @@ fn a_machine_without_a_host_claims_one_that_it_may_have() {
 fn a_provider_id_is_filled_and_never_overwritten() {
     let none = machine(json!({}), json!({}), json!({ "serverID": "7f6b" }));
     assert_eq!(decide(&seen(&none)), Step::SetProviderId(ID.to_owned()));
-    let other = machine(json!({}), json!({ "providerID": "scw-applesilicon://fr-par-1/other" }), json!({ "serverID": "7f6b" }));
-    assert!(matches!(reported(&decide(&seen(&other))), Some(Report::Refused { reason: "ProviderIDMismatch", .. })));
+    let other = machine(
+        json!({}),
+        json!({ "providerID": "scw-applesilicon://fr-par-1/other" }),
+        json!({ "serverID": "7f6b" }),
+    );
+    assert!(matches!(
+        reported(&decide(&seen(&other))),
+        Some(Report::Refused { reason: "ProviderIDMismatch", .. })
+    ));
     let held = with_status(json!({ "serverID": "7f6b" }));
     let foreign = Some(NodeSeen { provider_id: Some("scw-applesilicon://fr-par-1/other".to_owned()) });
     let step = decide(&Observed { node: foreign, ..seen(&held) });
@@ -134,7 +149,9 @@ fn a_host_is_bootstrapped_until_its_node_has_joined() {
     let fresh = with_status(json!({ "serverID": "7f6b" }));
     assert_eq!(decide(&Observed { node: None, ..seen(&fresh) }), Step::Bootstrap);
     let converged = |ago| {
-        with_status(json!({ "serverID": "7f6b", "hostConfigHash": "new", "conditions": bootstrapped("False", ago) }))
+        with_status(
+            json!({ "serverID": "7f6b", "hostConfigHash": "new", "conditions": bootstrapped("False", ago) }),
+        )
     };
     let waits = converged(10);
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&waits) })), Some(&Report::WaitsForNode));
@@ -182,7 +199,11 @@ fn a_host_that_may_run_vms_is_neither_restarted_nor_given_up() {
 
 #[test]
 fn a_node_that_is_gone_for_a_while_is_missing() {
-    let ready = |ago| with_status(json!({ "serverID": "7f6b", "ready": true, "hostConfigHash": "new", "conditions": bootstrapped("True", ago) }));
+    let ready = |ago| {
+        with_status(
+            json!({ "serverID": "7f6b", "ready": true, "hostConfigHash": "new", "conditions": bootstrapped("True", ago) }),
+        )
+    };
     let soon = ready(10);
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&soon) })), Some(&Report::UpToDate));
     let late = ready(1000);
@@ -221,7 +242,11 @@ fn rolls_of_one_configuration_end_after_failures_and_begin_again_for_another() {
     assert_eq!(decide(&seen(&failed("new", 3600))), Step::Roll, "after the pause");
     assert_eq!(decide(&seen(&failed("older", 60))), Step::Roll, "another configuration");
     let annotated = json!({ "annotations": { "tuist.dev/retry-roll": "yes" } });
-    let resumed = machine(annotated, json!({ "providerID": ID }), failed("new", 60).status.map(|status| json!(status)).unwrap());
+    let resumed = machine(
+        annotated,
+        json!({ "providerID": ID }),
+        failed("new", 60).status.map(|status| json!(status)).unwrap(),
+    );
     assert_eq!(decide(&seen(&resumed)), Step::ResumeRoll);
 }
 

@@ -22,7 +22,8 @@ pub(super) async fn revoke(client: &Client, machine: &MachineRef, secrets: &str)
     delete("delete a ClusterRoleBinding", &Api::<ClusterRoleBinding>::all(client.clone()), &name).await?;
     let secret = Api::<Secret>::namespaced(client.clone(), secrets);
     delete("delete a token", &secret, &format!("{name}-token")).await?;
-    delete("delete a ServiceAccount", &Api::<ServiceAccount>::namespaced(client.clone(), secrets), &name).await
+    delete("delete a ServiceAccount", &Api::<ServiceAccount>::namespaced(client.clone(), secrets), &name)
+        .await
 }
 
 /// Removes the Node, its Pods and its certificate signing requests. The host is gone: no agent reports the end of a Pod.
@@ -53,9 +54,12 @@ async fn remove_pod(api: &Api<Pod>, pod: &Pod) -> Result<(), ApiError> {
     };
     if pod.finalizers().iter().any(|finalizer| finalizer == LEGACY_POD_FINALIZER) {
         let others: Vec<_> = pod.finalizers().iter().filter(|one| *one != LEGACY_POD_FINALIZER).collect();
-        let patch = json!({ "metadata": { "finalizers": others, "resourceVersion": pod.resource_version() } });
+        let patch =
+            json!({ "metadata": { "finalizers": others, "resourceVersion": pod.resource_version() } });
         let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        ignore_gone(call("remove the finalizer of a Pod", api.patch(&name, &params, &patch)).await.map(drop))?;
+        ignore_gone(
+            call("remove the finalizer of a Pod", api.patch(&name, &params, &patch)).await.map(drop),
+        )?;
     }
     let now = DeleteParams::default().grace_period(0);
     ignore_gone(call("delete a Pod", api.delete(&name, &now)).await.map(drop))

@@ -59,7 +59,8 @@ impl FleetKeys {
             return parse(&name, &object);
         }
         let key = SshKey::generate();
-        let private = key.private_text().map_err(|source| FleetKeyError::Unusable { name: name.clone(), source })?;
+        let private =
+            key.private_text().map_err(|source| FleetKeyError::Unusable { name: name.clone(), source })?;
         let data = [(PRIVATE, private), (PUBLIC, key.authorized_key())];
         let labels = [("tuist.dev/managed-by", "tart-provider"), ("tuist.dev/fleet", fleet)];
         let object = SecretObject {
@@ -71,7 +72,8 @@ impl FleetKeys {
             string_data: Some(data.map(|(key, value)| (key.to_owned(), value)).into()),
             ..SecretObject::default()
         };
-        match call("create the SSH key of the fleet", self.api.create(&PostParams::default(), &object)).await {
+        match call("create the SSH key of the fleet", self.api.create(&PostParams::default(), &object)).await
+        {
             Ok(_) => Ok(key),
             // Another provider was faster: its key is the fleet's.
             Err(error) if error.is_conflict() => {

@@ -52,8 +52,7 @@ pub(super) async fn create(
         ("auth-extra-groups", JOIN_GROUP.to_owned()),
         ("description", format!("lets the Mac of the machine {machine} join")),
     ];
-    let annotations =
-        [(MACHINE_NAMESPACE, machine.namespace.clone()), (MACHINE_NAME, machine.name.clone())];
+    let annotations = [(MACHINE_NAMESPACE, machine.namespace.clone()), (MACHINE_NAME, machine.name.clone())];
     let object = SecretObject {
         metadata: ObjectMeta {
             name: Some(format!("bootstrap-token-{id}")),
@@ -90,7 +89,9 @@ pub(super) async fn remove(client: &Client, machine: &MachineRef) -> Result<(), 
 fn random(length: usize) -> String {
     const ALPHABET: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
     let mut generator = rand::rng();
-    std::iter::repeat_with(|| char::from(ALPHABET[generator.random_range(0..ALPHABET.len())])).take(length).collect()
+    std::iter::repeat_with(|| char::from(ALPHABET[generator.random_range(0..ALPHABET.len())]))
+        .take(length)
+        .collect()
 }
 
 /// JSON is YAML.

@@ -33,8 +33,8 @@ use crate::host::{Inputs, Mode, Secret, converge};
 use crate::manager::{Events, Metrics};
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{
-    ClaimError, ClaimRequest, Destination, HeldHost, Host, HostState, OsFamily, Password, Pool, PoolError, PoolPrefix,
-    ReleaseOutcome,
+    ClaimError, ClaimRequest, Destination, HeldHost, Host, HostState, OsFamily, Password, Pool, PoolError,
+    PoolPrefix, ReleaseOutcome,
 };
 use crate::ssh::{Connection, HostKeyPolicy, SshError};
 
@@ -228,7 +228,9 @@ impl Reconciler {
         let key = reference(machine);
         let known = self.wanted().get(&key).filter(|known| known.server == server).cloned();
         let user = match known {
-            Some(known) if known.generation == machine.metadata.generation && known.addresses == addresses => {
+            Some(known)
+                if known.generation == machine.metadata.generation && known.addresses == addresses =>
+            {
                 return Ok(Some(known.hash));
             }
             Some(known) => known.user,
@@ -254,7 +256,8 @@ impl Reconciler {
 
     /// Whether VMs may run on a host that could be restarted or given up. Only then the API server is asked.
     async fn vms(&self, node: &str, status: &Status) -> Vms {
-        let attempts = status.bootstrap_attempts.and_then(|attempts| u32::try_from(attempts).ok()).unwrap_or(0);
+        let attempts =
+            status.bootstrap_attempts.and_then(|attempts| u32::try_from(attempts).ok()).unwrap_or(0);
         let limits = [self.limits.reboot_after, self.limits.bootstrap_attempts];
         if status.ready || !limits.into_iter().any(|limit| limit > 0 && attempts >= limit) {
             return Vms::Perhaps;
@@ -323,7 +326,9 @@ impl Reconciler {
                 let machine = self.save(machine, status).await?;
                 let patch = json!({ "metadata": { "annotations": { RETRY_ROLL: null } } });
                 change("remove the annotation", &self.api(&machine), &machine, patch).await?;
-                self.events.say(&machine, EventType::Normal, "AgentRollRetried", "rolls of this machine begin again").await;
+                self.events
+                    .say(&machine, EventType::Normal, "AgentRollRetried", "rolls of this machine begin again")
+                    .await;
                 Ok(Action::requeue(Duration::ZERO))
             }
             Step::Claim(settings) => self.claim(machine, settings).await,
@@ -340,7 +345,12 @@ impl Reconciler {
         }
     }
 
-    async fn report(&self, machine: &Machine, said: &Report, pause: Duration) -> Result<Action, ReconcileError> {
+    async fn report(
+        &self,
+        machine: &Machine,
+        said: &Report,
+        pause: Duration,
+    ) -> Result<Action, ReconcileError> {
         let now = Timestamp::now();
         let mut status = machine.status.clone().unwrap_or_default();
         let before = status.clone();
@@ -350,7 +360,8 @@ impl Reconciler {
         }
         report::write(&mut status, said, now);
         if *said != Report::Paused {
-            status.desired_host_config_hash = self.desired(machine).await?.or(status.desired_host_config_hash);
+            status.desired_host_config_hash =
+                self.desired(machine).await?.or(status.desired_host_config_hash);
         }
         self.save(machine, status.clone()).await?;
         let reason = |status: &Status, type_: &str| {
@@ -358,9 +369,13 @@ impl Reconciler {
         };
         let is_new = |type_: &str| reason(&before, type_) != reason(&status, type_);
         match said {
-            Report::Joined => self.events.say(machine, EventType::Normal, "Bootstrapped", "the Node has joined").await,
+            Report::Joined => {
+                self.events.say(machine, EventType::Normal, "Bootstrapped", "the Node has joined").await
+            }
             Report::NodeMissing => {
-                self.events.say(machine, EventType::Warning, "NodeMissing", "the Node of this machine is gone").await;
+                self.events
+                    .say(machine, EventType::Warning, "NodeMissing", "the Node of this machine is gone")
+                    .await;
             }
             Report::NotJoined => {
                 let words = "the agent runs on the host, but did not join the cluster in time; see /var/log/tart-kubelet.log there";
@@ -374,7 +389,9 @@ impl Reconciler {
             }
             Report::RollEnded if is_new("HostUpToDate") => {
                 let words = status.failure_message.clone().unwrap_or_default();
-                self.events.say(machine, EventType::Warning, "TartKubeletUpdateExceededRetries", &words).await;
+                self.events
+                    .say(machine, EventType::Warning, "TartKubeletUpdateExceededRetries", &words)
+                    .await;
             }
             _ => {}
         }
@@ -404,7 +421,14 @@ impl Reconciler {
         let mut status = machine.status.clone().unwrap_or_default();
         if let Err(error) = self.keys.ensure(&Self::fleet(machine), self.pool.as_ref()).await {
             let words = chain(&error);
-            report::condition(&mut status, "Provisioned", ConditionStatus::False, "SSHKeyUnavailable", &words, now);
+            report::condition(
+                &mut status,
+                "Provisioned",
+                ConditionStatus::False,
+                "SSHKeyUnavailable",
+                &words,
+                now,
+            );
             self.save(machine, status).await?;
             self.events.say(machine, EventType::Warning, "SSHKeyUnavailable", &words).await;
             return Ok(Action::requeue(SOON));
@@ -424,7 +448,9 @@ impl Reconciler {
             Err(ClaimError::NoSuchMachine(_)) => return Ok(Action::await_change()),
             Err(ClaimError::Pool(error)) => ("ScalewayAdoptFailed", chain(&error), SOON),
         };
-        let is_new = find_condition(&status.conditions, "Provisioned").and_then(|known| known.reason.as_deref()) != Some(reason);
+        let is_new = find_condition(&status.conditions, "Provisioned")
+            .and_then(|known| known.reason.as_deref())
+            != Some(reason);
         status.phase = Some(Phase::Adopting);
         report::condition(&mut status, "Provisioned", ConditionStatus::False, reason, &words, now);
         self.save(machine, status).await?;
@@ -435,25 +461,37 @@ impl Reconciler {
     }
 
     /// The credentials are written before the status: a status with a host has them.
-    async fn claimed(&self, machine: &Machine, mut status: Status, host: &Host, now: Timestamp) -> Result<Action, ReconcileError> {
+    async fn claimed(
+        &self,
+        machine: &Machine,
+        mut status: Status,
+        host: &Host,
+        now: Timestamp,
+    ) -> Result<Action, ReconcileError> {
         let (name, id) = (machine.name_any(), host.id.to_string());
         if let Some(ssh) = &host.ssh {
             let password = match &host.password {
                 Password::Known(password) => Some(password.clone()),
                 Password::Sealed | Password::Absent => None,
             };
-            let known = HostCredentials { user: ssh.user.clone(), password, fingerprint: host.fingerprint.clone() };
+            let known =
+                HostCredentials { user: ssh.user.clone(), password, fingerprint: host.fingerprint.clone() };
             self.credentials.write(&name, &known).await?;
-            status.addresses = vec![MachineAddress { type_: AddressType::ExternalIP, address: ssh.host.clone() }];
+            status.addresses =
+                vec![MachineAddress { type_: AddressType::ExternalIP, address: ssh.host.clone() }];
         }
         report::claimed(&mut status, &id, now);
         self.save(machine, status).await?;
-        self.events.say(machine, EventType::Normal, "Adopted", &format!("the host {id} is this machine's")).await;
+        self.events
+            .say(machine, EventType::Normal, "Adopted", &format!("the host {id} is this machine's"))
+            .await;
         Ok(Action::requeue(Duration::ZERO))
     }
 
     fn held(&self, machine: &Machine) -> Result<Option<(Zone, HostId)>, crate::names::BadName> {
-        let Some(id) = machine.status.as_ref().and_then(|status| status.server_id.as_deref()) else { return Ok(None) };
+        let Some(id) = machine.status.as_ref().and_then(|status| status.server_id.as_deref()) else {
+            return Ok(None);
+        };
         Ok(Some((Zone::parse(&machine.spec.zone)?, HostId::parse(id)?)))
     }
 
@@ -477,11 +515,25 @@ impl Reconciler {
             }
             HostWork::Busy(word) => {
                 let words = format!("the host is {word}");
-                report::condition(&mut status, "Bootstrapped", ConditionStatus::False, "HostNotReady", &words, now);
+                report::condition(
+                    &mut status,
+                    "Bootstrapped",
+                    ConditionStatus::False,
+                    "HostNotReady",
+                    &words,
+                    now,
+                );
                 (Action::requeue(SOON), None)
             }
             HostWork::NoPassword(words) => {
-                report::condition(&mut status, "Bootstrapped", ConditionStatus::False, "MissingSudoPassword", &words, now);
+                report::condition(
+                    &mut status,
+                    "Bootstrapped",
+                    ConditionStatus::False,
+                    "MissingSudoPassword",
+                    &words,
+                    now,
+                );
                 (Action::requeue(MUCH_LATER), Some(("MissingSudoPassword", words)))
             }
             HostWork::Gone => return self.host_gone(&machine, status, now).await,
@@ -499,7 +551,12 @@ impl Reconciler {
 
     /// The pool has no such host any more. A machine that was never ready gets another. One that was stays, and is replaced by Cluster API: its
     /// Node has its identity.
-    async fn host_gone(&self, machine: &Machine, mut status: Status, now: Timestamp) -> Result<Action, ReconcileError> {
+    async fn host_gone(
+        &self,
+        machine: &Machine,
+        mut status: Status,
+        now: Timestamp,
+    ) -> Result<Action, ReconcileError> {
         let words = "the pool has no such host any more";
         self.events.say(machine, EventType::Warning, "HostGone", words).await;
         if status.ready {
@@ -513,7 +570,12 @@ impl Reconciler {
     }
 
     /// The machine is as before its claim.
-    async fn forget_host(&self, machine: &Machine, words: &str, now: Timestamp) -> Result<Action, ReconcileError> {
+    async fn forget_host(
+        &self,
+        machine: &Machine,
+        words: &str,
+        now: Timestamp,
+    ) -> Result<Action, ReconcileError> {
         // The pin of its host key would lock out the next host.
         self.credentials.remove(&machine.name_any()).await?;
         delete::remove_node(&self.client, &machine.name_any()).await?;
@@ -532,7 +594,11 @@ impl Reconciler {
         let (type_, reason, words) = match self.pool.reboot(&zone, &id).await {
             Ok(()) => {
                 status.bootstrap_reboot_issued = Some(true);
-                (EventType::Normal, "RebootingForRecovery", "the host is restarted because it could not be bootstrapped".to_owned())
+                (
+                    EventType::Normal,
+                    "RebootingForRecovery",
+                    "the host is restarted because it could not be bootstrapped".to_owned(),
+                )
             }
             Err(error @ PoolError::Unsupported(_)) => {
                 status.bootstrap_reboot_issued = Some(true);
@@ -548,14 +614,16 @@ impl Reconciler {
     }
 
     async fn quarantine(&self, machine: &Machine) -> Result<Action, ReconcileError> {
-        let why = machine.status.as_ref().and_then(|status| find_condition(&status.conditions, "Bootstrapped"));
+        let why =
+            machine.status.as_ref().and_then(|status| find_condition(&status.conditions, "Bootstrapped"));
         let why = why.and_then(|known| known.message.clone()).unwrap_or_default();
         match self.release(machine, Destination::Quarantine).await {
             Release::Done => {}
             Release::Busy => return Ok(Action::requeue(SOON)),
             Release::Failed => return Ok(Action::requeue(LATER)),
         }
-        let words = format!("the host could not be bootstrapped and is in quarantine; another one is claimed. {why}");
+        let words =
+            format!("the host could not be bootstrapped and is in quarantine; another one is claimed. {why}");
         self.events.say(machine, EventType::Warning, "BootstrapExhausted", &words).await;
         self.forget_host(machine, &words, Timestamp::now()).await
     }
@@ -571,28 +639,35 @@ impl Reconciler {
             }
         };
         let (zone, id) = held;
-        let prefix = match PoolPrefix::choose(machine.spec.adopt_pool_prefix.as_deref(), self.default_prefix.as_ref()) {
-            Ok(prefix) => prefix,
-            Err(error) => {
-                let words = format!("the host {id} is not given back: {error}");
-                self.events.say(machine, EventType::Warning, "ReleaseSkipped", &words).await;
-                return Release::Done;
-            }
-        };
+        let prefix =
+            match PoolPrefix::choose(machine.spec.adopt_pool_prefix.as_deref(), self.default_prefix.as_ref())
+            {
+                Ok(prefix) => prefix,
+                Err(error) => {
+                    let words = format!("the host {id} is not given back: {error}");
+                    self.events.say(machine, EventType::Warning, "ReleaseSkipped", &words).await;
+                    return Release::Done;
+                }
+            };
         let os = OsFamily::of_image(&machine.spec.os);
         let held = HeldHost { machine: reference(machine), id: id.clone(), zone, prefix, os };
         let (type_, reason, words) = match self.pool.release(&held, to).await {
             Ok(ReleaseOutcome::Released { os_unavailable, .. }) => {
                 if os_unavailable {
-                    let words = format!("{} is not to be had; the host gets the default of its type", machine.spec.os);
+                    let words = format!(
+                        "{} is not to be had; the host gets the default of its type",
+                        machine.spec.os
+                    );
                     self.events.say(machine, EventType::Warning, "OSPinUnavailable", &words).await;
                 }
                 (EventType::Normal, "Released", format!("the host {id} is given back"))
             }
             Ok(ReleaseOutcome::Gone) => (EventType::Normal, "Released", format!("the host {id} is gone")),
-            Ok(ReleaseOutcome::NotOurs { name }) => {
-                (EventType::Warning, "ReleaseSkipped", format!("the host {id} is not this machine's any more, but `{name}`"))
-            }
+            Ok(ReleaseOutcome::NotOurs { name }) => (
+                EventType::Warning,
+                "ReleaseSkipped",
+                format!("the host {id} is not this machine's any more, but `{name}`"),
+            ),
             Err(PoolError::Busy(_)) => return Release::Busy,
             Err(error) => {
                 let words = format!("the host {id} is not given back yet: {}", chain(&error));
@@ -623,7 +698,14 @@ impl Reconciler {
         let desired = self.desired(machine).await?.unwrap_or_default();
         let mut status = machine.status.clone().unwrap_or_default();
         let from = status.host_config_hash.clone().unwrap_or_default();
-        report::condition(&mut status, "HostUpToDate", ConditionStatus::False, "Rolling", "", Timestamp::now());
+        report::condition(
+            &mut status,
+            "HostUpToDate",
+            ConditionStatus::False,
+            "Rolling",
+            "",
+            Timestamp::now(),
+        );
         status.desired_host_config_hash = Some(desired.clone());
         let machine = &self.save(machine, status).await?;
         let work = self.work(machine).await?;
@@ -651,7 +733,8 @@ impl Reconciler {
         let short = |hash: &str| hash.chars().take(12).collect::<String>();
         match failed {
             None => {
-                let words = format!("the host went from configuration {} to {}", short(&from), short(&desired));
+                let words =
+                    format!("the host went from configuration {} to {}", short(&from), short(&desired));
                 self.events.say(&machine, EventType::Normal, "AgentRolled", &words).await;
                 Ok(Action::requeue(Duration::ZERO))
             }
@@ -674,12 +757,20 @@ impl Reconciler {
         match &host.state {
             HostState::Ready => {}
             HostState::Changing(word) => return Ok(HostWork::Busy(word.clone())),
-            HostState::Broken(word) => return Ok(HostWork::Failed(format!("the host is {word}, by the pool's word"))),
+            HostState::Broken(word) => {
+                return Ok(HostWork::Failed(format!("the host is {word}, by the pool's word")));
+            }
         }
-        let Some(address) = host.ssh.clone() else { return Ok(HostWork::Busy("without an address".to_owned())) };
+        let Some(address) = host.ssh.clone() else {
+            return Ok(HostWork::Busy("without an address".to_owned()));
+        };
         let name = machine.name_any();
         let mut known = self.credentials.read(&name).await?;
-        let credentials = known.get_or_insert_with(|| HostCredentials { user: address.user.clone(), password: None, fingerprint: None });
+        let credentials = known.get_or_insert_with(|| HostCredentials {
+            user: address.user.clone(),
+            password: None,
+            fingerprint: None,
+        });
         let before = credentials.clone();
         if let (None, Password::Known(password)) = (&credentials.password, &host.password) {
             credentials.password = Some(password.clone());
@@ -709,7 +800,8 @@ impl Reconciler {
         if *credentials != before || before.fingerprint.is_none() {
             self.credentials.write(&name, credentials).await?;
         }
-        let kubeconfig = join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
+        let kubeconfig =
+            join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
         let config = self.config.of(machine, &credentials.user, kubeconfig);
         let (steps, hash) = (config.steps(), config.hash().to_string());
         let mode = Mode::Apply(Inputs { password: credentials.password.clone() });
@@ -758,8 +850,12 @@ impl Reconciler {
         };
         match left {
             Ok(output) if output.is_success() => info!(machine = name, "the agent has left its host"),
-            Ok(output) => warn!(machine = name, problem = output.message(), "the agent did not leave its host"),
-            Err(problem) => warn!(machine = name, problem, "the host does not answer; it is given back as it is"),
+            Ok(output) => {
+                warn!(machine = name, problem = output.message(), "the agent did not leave its host")
+            }
+            Err(problem) => {
+                warn!(machine = name, problem, "the host does not answer; it is given back as it is")
+            }
         }
     }
 
@@ -791,7 +887,10 @@ impl Reconciler {
         self.credentials.remove(&this.name).await?;
         let ours = machine.spec.provider_id.clone();
         // A Node of that name may be another host's, when an operator has detached this one.
-        if self.node(&this.name).is_none_or(|node| provider_id_of(&node).is_none_or(|id| ours.is_none_or(|ours| ours == id))) {
+        if self
+            .node(&this.name)
+            .is_none_or(|node| provider_id_of(&node).is_none_or(|id| ours.is_none_or(|ours| ours == id)))
+        {
             delete::remove_node(&self.client, &this.name).await?;
         }
         let finalizers: Vec<_> = machine.finalizers().iter().filter(|name| *name != FINALIZER).collect();

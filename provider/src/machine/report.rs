@@ -49,7 +49,12 @@ pub(super) fn write(status: &mut Status, report: &Report, now: Timestamp) {
             condition(status, BOOTSTRAPPED, False, "WaitingForNode", message, now);
         }
         Report::NotJoined => {
-            bootstrap_failed(status, "NodeNotJoined", "the agent runs on the host, but did not join the cluster in time", now);
+            bootstrap_failed(
+                status,
+                "NodeNotJoined",
+                "the agent runs on the host, but did not join the cluster in time",
+                now,
+            );
             // The next attempt looks at everything again.
             status.host_config_hash = None;
         }

@@ -83,7 +83,10 @@ mod tests {
         assert_eq!(turn_of(0, &[Outdated, Done, Outdated]), Turn::Now);
         assert!(matches!(turn_of(0, &[Outdated, Done, Rolling]), Turn::Later(_)));
         assert_eq!(turn_of(0, &[Outdated, Done, Done, Rolling]), Turn::Now);
-        assert!(matches!(turn_of(0, &[Outdated, Rolling, Rolling, Rolling, Rolling, Done, Done, Done, Done, Done]), Turn::Later(_)));
+        assert!(matches!(
+            turn_of(0, &[Outdated, Rolling, Rolling, Rolling, Rolling, Done, Done, Done, Done, Done]),
+            Turn::Later(_)
+        ));
     }
 
     #[test]

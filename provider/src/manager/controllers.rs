@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures::{Stream, StreamExt as _, future, stream};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Node;
+use kube::core::NamespaceResourceScope;
 use kube::runtime::controller::{self, Action, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, reflector as reflect, watcher};
-use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::warn;
@@ -108,7 +108,10 @@ impl Controllers {
             machines,
             reconciler: Arc::new(reconciler),
             clusters,
-            cluster_reconciler: Arc::new(ClusterReconciler { client: client.clone(), clusters: cluster_store }),
+            cluster_reconciler: Arc::new(ClusterReconciler {
+                client: client.clone(),
+                clusters: cluster_store,
+            }),
             requests,
             approver: Arc::new(Approver { client: client.clone(), machines: store.clone() }),
             store,
@@ -172,14 +175,19 @@ fn triggers<K: Send + 'static>(
     machines: impl Fn(K) -> Vec<ObjectRef<Machine>> + Send + 'static,
 ) -> impl Stream<Item = ObjectRef<Machine>> + Send + 'static {
     let changed = changes.filter_map(|change| {
-        let change = change.inspect_err(|error| warn!(problem = chain(error), "a watch broke off; it is begun again"));
+        let change =
+            change.inspect_err(|error| warn!(problem = chain(error), "a watch broke off; it is begun again"));
         future::ready(change.ok())
     });
     changed.flat_map(move |object| stream::iter(machines(object)))
 }
 
 fn references(store: &Store<Machine>, is: impl Fn(&Machine) -> bool) -> Vec<ObjectRef<Machine>> {
-    store.state_filter(|machine| is(machine)).iter().map(|machine| ObjectRef::from_obj(machine.as_ref())).collect()
+    store
+        .state_filter(|machine| is(machine))
+        .iter()
+        .map(|machine| ObjectRef::from_obj(machine.as_ref()))
+        .collect()
 }
 
 /// What no pass looks at, and takes most of the memory.

@@ -26,7 +26,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) type Answer = dyn Fn(&str) -> Option<(StatusCode, String)> + Send + Sync;
 
 /// Listens, and serves for as long as the future is polled.
-pub(super) async fn serve(address: SocketAddr, answer: Arc<Answer>) -> std::io::Result<impl Future<Output = ()> + use<>> {
+pub(super) async fn serve(
+    address: SocketAddr,
+    answer: Arc<Answer>,
+) -> std::io::Result<impl Future<Output = ()> + use<>> {
     let listener = TcpListener::bind(address).await?;
     Ok(accept(listener, answer))
 }

@@ -86,7 +86,8 @@ impl Lease {
         match decide(seen.as_ref(), &self.own, unchanged) {
             Decision::Wait => Ok(false),
             Decision::Create => {
-                let object = self.object(ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() }, 0);
+                let object =
+                    self.object(ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() }, 0);
                 self.held = Some(within(self.api.create(&PostParams::default(), &object)).await?);
                 Ok(true)
             }
@@ -114,7 +115,9 @@ impl Lease {
                 Err(problem) => {
                     warn!(problem, "the Lease was not renewed");
                     match within(self.api.get(NAME)).await {
-                        Ok(object) if seen(&object).holder.as_deref() == Some(&self.own) => self.held = Some(object),
+                        Ok(object) if seen(&object).holder.as_deref() == Some(&self.own) => {
+                            self.held = Some(object)
+                        }
                         Ok(object) => return format!("{} has it", seen(&object).holder.unwrap_or_default()),
                         Err(_) => {}
                     }
@@ -163,7 +166,8 @@ impl Lease {
 
 fn seen(object: &LeaseObject) -> Seen {
     let spec = object.spec.as_ref();
-    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
+    let seconds =
+        spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
     Seen {
         holder: spec.and_then(|spec| spec.holder_identity.clone()),
         version: object.metadata.resource_version.clone(),

@@ -86,7 +86,8 @@ pub(crate) async fn run(
     let stopped_reclaim = stopped.clone();
     let events = Events::new(client.clone(), instance.clone());
     let reclaimer = config.reclaim.clone().map(|reclaim| {
-        let reclaimer = Reclaimer::new(Arc::clone(&pool), machines, reclaim.settings, metrics.reclaim().clone());
+        let reclaimer =
+            Reclaimer::new(Arc::clone(&pool), machines, reclaim.settings, metrics.reclaim().clone());
         (reclaimer, reclaim.interval)
     });
     let controllers = Controllers::new(&client, pool, &config, server, events, Arc::clone(&metrics), stopped);
@@ -111,9 +112,7 @@ pub(crate) async fn run(
     };
     let acting = async { tokio::join!(acting, reclaiming) };
     tokio::pin!(acting);
-    let kept = async {
-        if config.leader_elect { lease.keep().await } else { std::future::pending().await }
-    };
+    let kept = async { if config.leader_elect { lease.keep().await } else { std::future::pending().await } };
     tokio::select! {
         _ = &mut acting => return Err("the watches have ended".to_owned()),
         // Another provider may act from now on: this one ends at once, whatever it is doing.
@@ -135,7 +134,9 @@ pub(crate) async fn run(
 async fn reclaim(reclaimer: &Reclaimer, interval: Duration, mut stopped: watch::Receiver<bool>) {
     loop {
         match reclaimer.cycle().await {
-            Ok(cycle) => info!(orphans = cycle.orphans.len(), reclaimed = cycle.reclaimed.len(), "looked for orphans"),
+            Ok(cycle) => {
+                info!(orphans = cycle.orphans.len(), reclaimed = cycle.reclaimed.len(), "looked for orphans")
+            }
             Err(error) => warn!(problem = chain(&error), "could not look for orphans everywhere"),
         }
         tokio::select! {
@@ -146,10 +147,16 @@ async fn reclaim(reclaimer: &Reclaimer, interval: Duration, mut stopped: watch::
 }
 
 /// The ports for health and metrics.
-async fn serve(config: &ManagerConfig, machines: Store<Machine>, metrics: Arc<Metrics>) -> Result<impl Future<Output = ()> + use<>, String> {
-    let cannot = |address: SocketAddr| move |error: std::io::Error| format!("cannot listen at {address}: {error}");
+async fn serve(
+    config: &ManagerConfig,
+    machines: Store<Machine>,
+    metrics: Arc<Metrics>,
+) -> Result<impl Future<Output = ()> + use<>, String> {
+    let cannot =
+        |address: SocketAddr| move |error: std::io::Error| format!("cannot listen at {address}: {error}");
     let ok = ::http::StatusCode::OK;
-    let figures = move |path: &str| (path == "/metrics").then(|| (ok, metrics.text(&machines, Timestamp::now())));
+    let figures =
+        move |path: &str| (path == "/metrics").then(|| (ok, metrics.text(&machines, Timestamp::now())));
     let health = move |path: &str| matches!(path, "/healthz" | "/readyz").then(|| (ok, "ok\n".to_owned()));
     let figures = http::serve(config.metrics_address, Arc::new(figures)).await;
     let figures = figures.map_err(cannot(config.metrics_address))?;
@@ -183,7 +190,9 @@ async fn api_server(client: &Client, config: &ManagerConfig) -> Result<ApiServer
             let kubeconfig = kubeconfig.map_err(|error| format!("{error}; --api-server-url says it, too"))?;
             let parsed = Kubeconfig::from_yaml(&kubeconfig).map_err(|error| chain(&error))?;
             let server = parsed.clusters.into_iter().find_map(|named| named.cluster?.server);
-            server.ok_or("the ConfigMap kube-public/cluster-info names no server; --api-server-url says it, too")?
+            server.ok_or(
+                "the ConfigMap kube-public/cluster-info names no server; --api-server-url says it, too",
+            )?
         }
     };
     Ok(ApiServer { url, authority })

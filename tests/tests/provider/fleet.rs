@@ -17,10 +17,17 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
     // Cluster API finds the Nodes by providerID, through the kubeconfig of the workload connection.
     eventually("an available MachineDeployment", DEADLINE, async || {
         let machines = scene.all("Machine").await?;
-        ensure!(machines.iter().all(|machine| machine["status"]["nodeRef"]["name"].is_string()), "no nodeRef: {machines:?}");
+        ensure!(
+            machines.iter().all(|machine| machine["status"]["nodeRef"]["name"].is_string()),
+            "no nodeRef: {machines:?}"
+        );
         let deployments = scene.all("MachineDeployment").await?;
         let deployment = deployments.first().context("no MachineDeployment")?;
-        ensure!(deployment["status"]["availableReplicas"] == 3 && is_true(deployment, "Available"), "{}", deployment["status"]);
+        ensure!(
+            deployment["status"]["availableReplicas"] == 3 && is_true(deployment, "Available"),
+            "{}",
+            deployment["status"]
+        );
         Ok(())
     })
     .await?;
@@ -44,10 +51,20 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
         })
         .await?;
     }
-    let tokens = scene.control_plane.kubectl().run([
-        "get", "secrets", "-n", "kube-system", "-l", "tuist.dev/managed-by=tart-provider",
-        "-o", "jsonpath={.items[*].metadata.annotations.tuist\\.dev/machine-namespace}",
-    ]).await?;
+    let tokens = scene
+        .control_plane
+        .kubectl()
+        .run([
+            "get",
+            "secrets",
+            "-n",
+            "kube-system",
+            "-l",
+            "tuist.dev/managed-by=tart-provider",
+            "-o",
+            "jsonpath={.items[*].metadata.annotations.tuist\\.dev/machine-namespace}",
+        ])
+        .await?;
     ensure!(!tokens.contains(&scene.namespace), "a bootstrap token is left: {tokens}");
 
     // A new agent rolls through the fleet, and no Pod notices.
@@ -71,7 +88,10 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
         let restarts: i32 = status.container_statuses.iter().flatten().map(|one| one.restart_count).sum();
         assert_eq!(restarts, 0);
     }
-    ensure!(scene.events("AgentRolled").await?.contains("went from configuration"), "no event tells of the roll");
+    ensure!(
+        scene.events("AgentRolled").await?.contains("went from configuration"),
+        "no event tells of the roll"
+    );
 
     // Scaled down, one Mac is drained and goes back to the pool, wiped.
     scene.kubectl().run(["scale", "machinedeployment", "runners", "--replicas=2"]).await?;
@@ -96,13 +116,15 @@ async fn a_mac_that_burns_down_is_replaced() -> Result<()> {
     scene.start_provider(&[])?;
     scene.deploy("runners", 1, &json!({})).await?;
     let machines = scene.ready(1).await?;
-    let (old, id) = (name(&machines[0]), machines[0]["status"]["serverID"].as_str().context("a host")?.to_owned());
+    let (old, id) =
+        (name(&machines[0]), machines[0]["status"]["serverID"].as_str().context("a host")?.to_owned());
 
     // The Mac is gone, and so is its server.
     let at = scene.macs.iter().position(|(known, _)| *known == id).context("an unknown host")?;
     drop(scene.macs.remove(at));
     scene.scaleway.world().remove(&id);
-    let owner = machines[0]["metadata"]["ownerReferences"][0]["name"].as_str().context("an owner")?.to_owned();
+    let owner =
+        machines[0]["metadata"]["ownerReferences"][0]["name"].as_str().context("an owner")?.to_owned();
     scene.api("Machine").delete(&owner, &DeleteParams::default()).await?;
 
     let replaced = scene

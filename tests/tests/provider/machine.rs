@@ -34,7 +34,13 @@ async fn patch_status(scene: &Scene, name: &str, status: Value) -> Result<()> {
 async fn a_machine_that_is_paused_and_loses_its_host_claims_none_and_can_be_deleted() -> Result<()> {
     let Some(mut scene) = Scene::new("paused", 1).await? else { return Ok(()) };
     let paused = json!({ "annotations": { "cluster.x-k8s.io/paused": "true" } });
-    scene.api(KIND).create(&PostParams::default(), &machine("paused-1", &paused, &json!({ "adoptPoolPrefix": "tuist-pool-" }))?).await?;
+    scene
+        .api(KIND)
+        .create(
+            &PostParams::default(),
+            &machine("paused-1", &paused, &json!({ "adoptPoolPrefix": "tuist-pool-" }))?,
+        )
+        .await?;
     scene.start_provider(&[])?;
     scene.machines_until("a finalizer", |machines| machines[0]["metadata"]["finalizers"].is_array()).await?;
     patch_status(&scene, "paused-1", json!({ "serverID": null, "phase": "Ready" })).await?;
@@ -51,12 +57,25 @@ async fn a_provider_that_died_between_claim_and_write_finds_its_host_again() -> 
     let id = scene.macs[1].0.clone();
     let claimed = format!("{}-1", scene.namespace);
     scene.scaleway.world().server(&id).context("a server")?.name.clone_from(&claimed);
-    scene.api(KIND).create(&PostParams::default(), &machine(&claimed, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?).await?;
+    scene
+        .api(KIND)
+        .create(
+            &PostParams::default(),
+            &machine(
+                &claimed,
+                &json!({}),
+                &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }),
+            )?,
+        )
+        .await?;
     scene.start_provider(&[])?;
     let machines = scene.ready(1).await?;
     assert_eq!(machines[0]["status"]["serverID"], json!(id));
     let free = scene.macs[0].0.clone();
-    ensure!(scene.scaleway.world().server(&free).context("a server")?.name.starts_with("tuist-pool-"), "two hosts for one machine");
+    ensure!(
+        scene.scaleway.world().server(&free).context("a server")?.name.starts_with("tuist-pool-"),
+        "two hosts for one machine"
+    );
     Ok(())
 }
 
@@ -73,7 +92,10 @@ async fn a_legacy_machine_without_a_prefix_gives_its_host_back_by_default() -> R
     scene.api(KIND).delete(&legacy, &DeleteParams::default()).await?;
     scene.start_provider(&["--default-adopt-pool-prefix=tuist-pool-"])?;
     until_gone(&scene.api(KIND), &legacy, DEADLINE).await?;
-    ensure!(scene.scaleway.world().server(&id).context("a server")?.name.starts_with("tuist-pool-"), "not given back");
+    ensure!(
+        scene.scaleway.world().server(&id).context("a server")?.name.starts_with("tuist-pool-"),
+        "not given back"
+    );
     Ok(())
 }
 
@@ -84,7 +106,17 @@ async fn a_sealed_password_is_waited_for_and_never_tried() -> Result<()> {
     let id = scene.macs[0].0.clone();
     scene.scaleway.world().server(&id).context("a server")?.password_view = PasswordView::Sealed;
     let sealed = format!("{}-1", scene.namespace);
-    scene.api(KIND).create(&PostParams::default(), &machine(&sealed, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?).await?;
+    scene
+        .api(KIND)
+        .create(
+            &PostParams::default(),
+            &machine(
+                &sealed,
+                &json!({}),
+                &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }),
+            )?,
+        )
+        .await?;
     scene.start_provider(&[])?;
     let machines = scene
         .machines_until("a machine that waits for the password", |machines| {
@@ -102,7 +134,8 @@ async fn a_sealed_password_is_waited_for_and_never_tried() -> Result<()> {
 
 /// A host that SSH does not reach is restarted, then put into quarantine, and the machine gets the other one.
 #[tokio::test]
-async fn a_host_that_cannot_be_bootstrapped_is_quarantined_and_the_next_machine_does_not_get_it() -> Result<()> {
+async fn a_host_that_cannot_be_bootstrapped_is_quarantined_and_the_next_machine_does_not_get_it() -> Result<()>
+{
     let Some(mut scene) = Scene::new("lost", 1).await? else { return Ok(()) };
     // First in the pool's order, and nothing answers at its address.
     let dead = scene.scaleway.world().order(scaleway_sim::NewServer::named("tuist-pool-dead"));
@@ -111,11 +144,18 @@ async fn a_host_that_cannot_be_bootstrapped_is_quarantined_and_the_next_machine_
     let good = scene.macs[0].0.clone();
     scene.scaleway.world().server(&good).context("a server")?.name = "kept".to_owned();
     scene.scaleway.world().finish_changes();
-    scene.api(KIND).create(&PostParams::default(), &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?).await?;
+    scene
+        .api(KIND)
+        .create(
+            &PostParams::default(),
+            &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?,
+        )
+        .await?;
     scene.start_provider(&["--bootstrap-reboot-after=1", "--bootstrap-max-attempts=2"])?;
     scene
         .machines_until("the dead host to be given up", |machines| {
-            reason(&machines[0], "Provisioned").is_some_and(|(_, reason)| reason == "NoAvailableHost" || reason == "HostReleased")
+            reason(&machines[0], "Provisioned")
+                .is_some_and(|(_, reason)| reason == "NoAvailableHost" || reason == "HostReleased")
         })
         .await?;
     let named = scene.scaleway.world().server(&dead).context("a server")?.name.clone();
@@ -132,7 +172,13 @@ async fn a_host_that_cannot_be_bootstrapped_is_quarantined_and_the_next_machine_
 async fn certificates_for_other_names_are_refused() -> Result<()> {
     let Some(mut scene) = Scene::new("csr", 1).await? else { return Ok(()) };
     let mine = format!("{}-1", scene.namespace);
-    scene.api(KIND).create(&PostParams::default(), &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?).await?;
+    scene
+        .api(KIND)
+        .create(
+            &PostParams::default(),
+            &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?,
+        )
+        .await?;
     scene.start_provider(&[])?;
     scene.ready(1).await?;
     let node = scene.control_plane.node_kubeconfig(&mine)?;
@@ -144,7 +190,11 @@ async fn certificates_for_other_names_are_refused() -> Result<()> {
     });
     as_node.run_with_input(["create", "-f", "-"], &manifest.to_string()).await?;
     eventually("the request to be refused", DEADLINE, async || {
-        let said = scene.control_plane.kubectl().run(["get", "csr", &format!("{mine}-bad"), "-o", "jsonpath={.status.conditions[0]}"]).await?;
+        let said = scene
+            .control_plane
+            .kubectl()
+            .run(["get", "csr", &format!("{mine}-bad"), "-o", "jsonpath={.status.conditions[0]}"])
+            .await?;
         ensure!(said.contains("\"Denied\"") && said.contains("is not the name of the machine"), "{said}");
         Ok(())
     })
@@ -154,7 +204,8 @@ async fn certificates_for_other_names_are_refused() -> Result<()> {
 /// A request in PEM, as the API has it.
 fn request(node: &str, names: &[&str]) -> Result<String> {
     use base64::{Engine as _, prelude::BASE64_STANDARD};
-    let mut params = rcgen::CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let mut params =
+        rcgen::CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     params.distinguished_name = rcgen::DistinguishedName::new();
     params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
     params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{node}"));
@@ -199,7 +250,8 @@ async fn a_builder_runs_with_the_collector_off() -> Result<()> {
     scene.start_provider(&[])?;
     let ready = scene.ready(1).await?;
     ensure!(is_true(&ready[0], "Ready") && name(&ready[0]) == mine, "{ready:?}");
-    let plist = std::fs::read_to_string(scene.macs[0].1.path("/Library/LaunchDaemons/dev.tuist.tart-kubelet.plist"))?;
+    let plist =
+        std::fs::read_to_string(scene.macs[0].1.path("/Library/LaunchDaemons/dev.tuist.tart-kubelet.plist"))?;
     ensure!(plist.contains("<string>--disable-vm-gc</string>"), "{plist}");
     Ok(())
 }

@@ -46,7 +46,8 @@ async fn prepare(control_plane: &ControlPlane) -> Result<()> {
     let once = async || {
         ClusterApi::shared().await?;
         let kubectl = control_plane.kubectl();
-        let crds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/chart/crds").display().to_string();
+        let crds =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/chart/crds").display().to_string();
         kubectl.run(["apply", "--server-side", "-f", crds.as_str()]).await?;
         kubectl.run(["wait", "--for=condition=Established", "--timeout=60s", "-f", crds.as_str()]).await?;
         // All bootstrap tokens are in this group. With its rights any token could join as any Node.
@@ -77,7 +78,8 @@ impl Scene {
         let stripped = Command::new("strip").arg("-o").arg(&agent).arg(programs::agent()?).status();
         ensure!(stripped.is_ok_and(|status| status.success()), "cannot strip the agent");
         let key = directory.join("id_ed25519");
-        let made = Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key).status();
+        let made =
+            Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key).status();
         ensure!(made.is_ok_and(|status| status.success()), "no SSH key");
         let public_key = std::fs::read_to_string(key.with_extension("pub"))?.trim().to_owned();
         let namespace = control_plane.namespace(prefix).await?;
@@ -100,7 +102,8 @@ impl Scene {
             }
         }
         // As an operator does who has given the key to the pool's hosts before: `prepare-fleet-ssh-key`.
-        let data = json!({ "id_ed25519": std::fs::read_to_string(&key)?, "id_ed25519.pub": scene.public_key });
+        let data =
+            json!({ "id_ed25519": std::fs::read_to_string(&key)?, "id_ed25519.pub": scene.public_key });
         let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": format!("{FLEET}-ssh") }, "stringData": data });
         scene.kubectl().apply(&secret.to_string()).await?;
         scene.connect_cluster().await?;
@@ -204,7 +207,10 @@ impl Scene {
         self.flags = flags.iter().map(ToString::to_string).collect();
         let mut command = self.control_plane.sandbox().command(programs::find("tart-provider")?);
         command.arg("manager").arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());
-        command.args([format!("--namespace={}", self.namespace), format!("--secrets-namespace={}", self.namespace)]);
+        command.args([
+            format!("--namespace={}", self.namespace),
+            format!("--secrets-namespace={}", self.namespace),
+        ]);
         command.arg(format!("--api-server-url={}", self.control_plane.server()));
         command.arg("--tartkubelet-binary-path").arg(&self.agent);
         command.args(["--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0"]);
@@ -213,10 +219,17 @@ impl Scene {
             command.arg(format!("--agent-flag={flag}"));
         }
         command.args(flags);
-        let project = self.scaleway.world().servers().first().map(|server| server.project_id.clone()).unwrap_or_default();
+        let project = self
+            .scaleway
+            .world()
+            .servers()
+            .first()
+            .map(|server| server.project_id.clone())
+            .unwrap_or_default();
         command.env("SCW_API_URL", self.scaleway.url()).env("SCW_SECRET_KEY", SECRET_KEY);
         command.env("SCW_DEFAULT_PROJECT_ID", project).env_remove("RUST_LOG");
-        self.provider = Some(Process::start("tart-provider", &mut command, &self.directory.join("provider.log"))?);
+        self.provider =
+            Some(Process::start("tart-provider", &mut command, &self.directory.join("provider.log"))?);
         Ok(())
     }
 
@@ -236,7 +249,9 @@ impl Scene {
 
     pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
         let (group, version, plural) = match kind {
-            "ScalewayAppleSiliconMachine" => ("infrastructure.cluster.x-k8s.io", "v1alpha1", "scalewayapplesiliconmachines"),
+            "ScalewayAppleSiliconMachine" => {
+                ("infrastructure.cluster.x-k8s.io", "v1alpha1", "scalewayapplesiliconmachines")
+            }
             "Machine" => ("cluster.x-k8s.io", "v1beta2", "machines"),
             "MachineDeployment" => ("cluster.x-k8s.io", "v1beta2", "machinedeployments"),
             other => unreachable!("{other}"),
@@ -276,7 +291,10 @@ impl Scene {
     /// Waits until this many machines are ready and up to date.
     pub(crate) async fn ready(&self, count: usize) -> Result<Vec<Value>> {
         self.machines_until("machines that are ready", |machines| {
-            machines.len() == count && machines.iter().all(|machine| is_true(machine, "Ready") && is_true(machine, "HostUpToDate"))
+            machines.len() == count
+                && machines
+                    .iter()
+                    .all(|machine| is_true(machine, "Ready") && is_true(machine, "HostUpToDate"))
         })
         .await
     }
@@ -310,7 +328,9 @@ impl Scene {
 
     /// The events of a reason, as people read them.
     pub(crate) async fn events(&self, reason: &str) -> Result<String> {
-        self.kubectl().run(["get", "events", "-o", "wide", &format!("--field-selector=reason={reason}")]).await
+        self.kubectl()
+            .run(["get", "events", "-o", "wide", &format!("--field-selector=reason={reason}")])
+            .await
     }
 }
 
