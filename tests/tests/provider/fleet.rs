@@ -95,7 +95,13 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
 
     // Scaled down, one Mac is drained and goes back to the pool, wiped.
     scene.kubectl().run(["scale", "machinedeployment", "runners", "--replicas=2"]).await?;
+    let id = scene.reinstalled().await?;
+    scene.install_anew(&id).await?;
     scene.machines_until("one machine less", |machines| machines.len() == 2).await?;
+    ensure!(
+        scene.scaleway.world().server(&id).context("a server")?.name.starts_with("tuist-pool-"),
+        "it is not free"
+    );
     let wiped = scene.scaleway.world().writes().iter().filter(|write| write.call == "reinstall").count();
     assert_eq!(wiped, 1, "{:?}", scene.scaleway.world().writes());
     eventually("the Node and its Pod to go", DEADLINE, async || {

@@ -91,6 +91,9 @@ async fn a_legacy_machine_without_a_prefix_gives_its_host_back_by_default() -> R
     patch_status(&scene, &legacy, json!({ "serverID": id, "phase": "Ready", "ready": true })).await?;
     scene.api(KIND).delete(&legacy, &DeleteParams::default()).await?;
     scene.start_provider(&["--default-adopt-pool-prefix=tuist-pool-"])?;
+    let wiped = scene.reinstalled().await?;
+    assert_eq!(wiped, id);
+    scene.install_anew(&id).await?;
     until_gone(&scene.api(KIND), &legacy, DEADLINE).await?;
     ensure!(
         scene.scaleway.world().server(&id).context("a server")?.name.starts_with("tuist-pool-"),

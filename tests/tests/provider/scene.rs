@@ -123,6 +123,27 @@ impl Scene {
         Ok(true)
     }
 
+    /// What Scaleway does when it installs a server anew: another Mac is there.
+    pub(crate) async fn install_anew(&mut self, id: &str) -> Result<()> {
+        self.macs.retain(|(known, _)| known != id);
+        let builder = MacHost::new(self.control_plane.sandbox())?.pfctl(&programs::find("pfctl")?);
+        let mac = builder.authorized_key(&self.public_key).start().await?.context("no simulated Mac")?;
+        mac.add_image(IMAGE, &json!({}))?;
+        self.scaleway.attach(id, mac.address()).await.map_err(anyhow::Error::msg)?;
+        self.macs.push((id.to_owned(), mac));
+        Ok(())
+    }
+
+    /// Waits until a server is to be installed anew, and returns its id.
+    pub(crate) async fn reinstalled(&self) -> Result<String> {
+        eventually("a server that is installed anew", DEADLINE, async || {
+            let world = self.scaleway.world();
+            let write = world.writes().iter().find(|write| write.call == "reinstall");
+            write.map(|write| write.server.clone()).context("none is")
+        })
+        .await
+    }
+
     pub(crate) fn kubectl(&self) -> Kubectl {
         self.control_plane.kubectl().namespace(&self.namespace)
     }
