@@ -138,7 +138,7 @@ impl Scene {
     pub(crate) async fn reinstalled(&self) -> Result<String> {
         eventually("a server that is installed anew", DEADLINE, async || {
             let world = self.scaleway.world();
-            let write = world.writes().iter().find(|write| write.call == "reinstall");
+            let write = world.writes().iter().find(|write| write.call == "reinstall-server");
             write.map(|write| write.server.clone()).context("none is")
         })
         .await
