@@ -1,6 +1,7 @@
 //! One pass over a machine: observe, decide, act.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
 use launchd::{AGENT_BINARY, Call, Host as _};
 use serde_json::json;
+use tokio::net::lookup_host;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::credentials::{CredentialStore, HostCredentials};
@@ -38,6 +41,8 @@ use crate::pool::{
 };
 use crate::ssh::{Connection, HostKeyPolicy, SshError};
 
+/// How long the name of a host may take to be looked up.
+const LOOKUP_DEADLINE: Duration = Duration::from_secs(10);
 /// How long an agent may take to end and its files to go.
 const LEAVE_DEADLINE: Duration = Duration::from_mins(2);
 const SOON: Duration = Duration::from_secs(30);
@@ -106,6 +111,8 @@ enum Release {
 enum HostWork {
     /// The host has the configuration with this hash.
     Done(String),
+    /// The host has another address than the status says.
+    Moved(Vec<MachineAddress>),
     /// The host is being installed or restarts, in the pool's word.
     Busy(String),
     /// There is no such host any more.
@@ -190,7 +197,7 @@ impl Reconciler {
         let desired = self.desired(machine).await?;
         let node = self.node(&machine.name_any());
         let has_drifted = desired.is_some() && desired != status.host_config_hash;
-        let turn = if has_drifted { self.turn(machine) } else { Turn::Now };
+        let turn = if has_drifted { self.turn(machine, &self.rolling().clone()) } else { Turn::Now };
         let seen = Observed {
             machine,
             cluster: self.cluster(machine),
@@ -275,12 +282,14 @@ impl Reconciler {
     }
 
     /// Whether it is a machine's turn, as the watch shows its fleet.
-    fn turn(&self, machine: &Machine) -> Turn {
+    fn turn(&self, machine: &Machine, rolling: &HashSet<MachineRef>) -> Turn {
         let this = reference(machine);
         let fleet = &machine.spec.fleet_name;
-        let (wanted, rolling) = (self.wanted().clone(), self.rolling().clone());
+        let wanted = self.wanted().clone();
         let same = self.stores.machines.state_filter(|other| {
-            other.spec.fleet_name == *fleet && other.status.as_ref().is_some_and(|status| status.ready)
+            other.spec.fleet_name == *fleet
+                && other.metadata.deletion_timestamp.is_none()
+                && other.status.as_ref().is_some_and(|status| status.ready)
         });
         let rolled = same.iter().map(|other| {
             let key = reference(other);
@@ -293,7 +302,9 @@ impl Reconciler {
 
     fn roll_state(&self, machine: &Machine, desired: Option<&str>, is_rolling: bool) -> RollState {
         let status = machine.status.clone().unwrap_or_default();
-        let has_failed = status.tart_kubelet_update_attempts.unwrap_or(0) > 0;
+        // A host that was not ready before its roll says nothing about the configuration.
+        let has_failed = status.tart_kubelet_update_attempts.unwrap_or(0) > 0
+            && status.failure_reason.as_deref() != Some(report::HOST_NOT_READY);
         let is_this = |hash: &Option<String>| desired.is_none_or(|desired| hash.as_deref() == Some(desired));
         if is_rolling {
             RollState::Rolling
@@ -351,6 +362,9 @@ impl Reconciler {
         said: &Report,
         pause: Duration,
     ) -> Result<Action, ReconcileError> {
+        if *said == Report::Paused {
+            return Ok(Action::requeue(pause));
+        }
         let now = Timestamp::now();
         let mut status = machine.status.clone().unwrap_or_default();
         let before = status.clone();
@@ -359,10 +373,7 @@ impl Reconciler {
             join_token::remove(&self.client, &reference(machine)).await?;
         }
         report::write(&mut status, said, now);
-        if *said != Report::Paused {
-            status.desired_host_config_hash =
-                self.desired(machine).await?.or(status.desired_host_config_hash);
-        }
+        status.desired_host_config_hash = self.desired(machine).await?.or(status.desired_host_config_hash);
         self.save(machine, status.clone()).await?;
         let reason = |status: &Status, type_: &str| {
             find_condition(&status.conditions, type_).and_then(|known| known.reason.clone())
@@ -477,8 +488,7 @@ impl Reconciler {
             let known =
                 HostCredentials { user: ssh.user.clone(), password, fingerprint: host.fingerprint.clone() };
             self.credentials.write(&name, &known).await?;
-            status.addresses =
-                vec![MachineAddress { type_: AddressType::ExternalIP, address: ssh.host.clone() }];
+            status.addresses = addresses(&ssh.host).await;
         }
         report::claimed(&mut status, &id, now);
         self.save(machine, status).await?;
@@ -512,6 +522,10 @@ impl Reconciler {
             HostWork::Done(hash) => {
                 report::converged(&mut status, &hash, self.config.agent.sha256().as_str(), now);
                 (Action::requeue(SOON), None)
+            }
+            HostWork::Moved(addresses) => {
+                status.addresses = addresses;
+                (Action::requeue(Duration::ZERO), None)
             }
             HostWork::Busy(word) => {
                 let words = format!("the host is {word}");
@@ -683,18 +697,34 @@ impl Reconciler {
         let this = reference(machine);
         {
             // Decided again under the lock: another machine may have begun since.
-            let turn = self.turn(machine);
             let mut rolling = self.rolling();
-            if turn != Turn::Now || rolling.len() >= self.max_rolls || !rolling.insert(this.clone()) {
+            let turn = self.turn(machine, &rolling);
+            if turn != Turn::Now || !rolling.insert(this.clone()) {
                 return Ok(Action::requeue(SOON));
             }
         }
         let result = self.roll_now(machine).await;
+        if let Ok((_, Some(written))) = &result {
+            self.until_seen(written).await;
+        }
         self.rolling().remove(&this);
-        result
+        result.map(|(action, _)| action)
     }
 
-    async fn roll_now(&self, machine: &Machine) -> Result<Action, ReconcileError> {
+    /// Waits until the watch shows what was written: whether this roll failed decides about the next.
+    async fn until_seen(&self, written: &Machine) {
+        for _ in 0..100 {
+            let seen = self.stores.machines.get(&ObjectRef::from_obj(written));
+            if seen.is_none_or(|seen| seen.status == written.status) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Rolls a machine, and returns it as it was written.
+    async fn roll_now(&self, machine: &Machine) -> Result<(Action, Option<Machine>), ReconcileError> {
+        let was_ready = self.node(&machine.name_any()).is_some_and(|node| is_ready(&node));
         let desired = self.desired(machine).await?.unwrap_or_default();
         let mut status = machine.status.clone().unwrap_or_default();
         let from = status.host_config_hash.clone().unwrap_or_default();
@@ -712,7 +742,7 @@ impl Reconciler {
         let now = Timestamp::now();
         let fresh = call("read the machine", self.api(machine).get_opt(&machine.name_any())).await?;
         let Some(machine) = fresh.filter(|fresh| server(fresh) == server(machine)) else {
-            return Ok(Action::requeue(Duration::ZERO));
+            return Ok((Action::requeue(Duration::ZERO), None));
         };
         let mut status = machine.status.clone().unwrap_or_default();
         let failed = match work {
@@ -721,14 +751,19 @@ impl Reconciler {
                 join_token::remove(&self.client, &reference(&machine)).await?;
                 None
             }
+            HostWork::Moved(addresses) => {
+                status.addresses = addresses;
+                self.save(&machine, status).await?;
+                return Ok((Action::requeue(Duration::ZERO), None));
+            }
             HostWork::Busy(word) => Some(format!("the host is {word}")),
             HostWork::Gone => Some("the pool has no such host any more".to_owned()),
             HostWork::NoPassword(words) | HostWork::Failed(words) => Some(words),
         };
         if let Some(words) = &failed {
-            report::roll_failed(&mut status, &desired, self.limits.update_attempts, words, now);
+            report::roll_failed(&mut status, &desired, self.limits.update_attempts, was_ready, words, now);
         }
-        self.save(&machine, status).await?;
+        let machine = self.save(&machine, status).await?;
         self.metrics.rolled(failed.is_none());
         let short = |hash: &str| hash.chars().take(12).collect::<String>();
         match failed {
@@ -736,11 +771,11 @@ impl Reconciler {
                 let words =
                     format!("the host went from configuration {} to {}", short(&from), short(&desired));
                 self.events.say(&machine, EventType::Normal, "AgentRolled", &words).await;
-                Ok(Action::requeue(Duration::ZERO))
+                Ok((Action::requeue(Duration::ZERO), Some(machine)))
             }
             Some(words) => {
                 self.events.say(&machine, EventType::Warning, "AgentRollFailed", &words).await;
-                Ok(Action::requeue(SOON))
+                Ok((Action::requeue(SOON), Some(machine)))
             }
         }
     }
@@ -774,6 +809,11 @@ impl Reconciler {
         let before = credentials.clone();
         if let (None, Password::Known(password)) = (&credentials.password, &host.password) {
             credentials.password = Some(password.clone());
+        }
+        let is = addresses(&address.host).await;
+        if machine.status.as_ref().is_none_or(|status| status.addresses != is) {
+            self.credentials.write(&name, credentials).await?;
+            return Ok(HostWork::Moved(is));
         }
         let key = match &host.key {
             Some(key) => key.clone(),
@@ -899,6 +939,19 @@ impl Reconciler {
         self.wanted().remove(&this);
         Ok(Action::await_change())
     }
+}
+
+/// The addresses of a host. A name is looked up: certificates are for addresses.
+async fn addresses(host: &str) -> Vec<MachineAddress> {
+    let ip = |address: String| MachineAddress { type_: AddressType::ExternalIP, address };
+    if host.parse::<IpAddr>().is_ok() {
+        return vec![ip(host.to_owned())];
+    }
+    let found = timeout(LOOKUP_DEADLINE, lookup_host((host, 0))).await.ok().and_then(Result::ok);
+    let mut all: Vec<_> =
+        found.into_iter().flatten().take(1).map(|found| ip(found.ip().to_string())).collect();
+    all.push(MachineAddress { type_: AddressType::Hostname, address: host.to_owned() });
+    all
 }
 
 fn server(machine: &Machine) -> Option<&str> {

@@ -10,6 +10,8 @@ use crate::crd::{
 };
 use ConditionStatus::{False, True};
 
+/// Why a roll failed that says nothing about the configuration.
+pub(super) const HOST_NOT_READY: &str = "HostNotReady";
 /// Why rolls of a machine have ended.
 const ROLL_ENDED: &str = "TartKubeletUpdateExceededRetries";
 
@@ -73,7 +75,7 @@ pub(super) fn write(status: &mut Status, report: &Report, now: Timestamp) {
         Report::RollHalted(why) => condition(status, HOST_UP_TO_DATE, False, "RollHalted", why, now),
         Report::RollEnded => {
             let message = status.failure_message.clone().unwrap_or_default();
-            status.failure_reason = Some(ROLL_ENDED.to_owned());
+            status.failure_reason.get_or_insert_with(|| ROLL_ENDED.to_owned());
             status.phase = Some(Phase::Failed);
             condition(status, HOST_UP_TO_DATE, False, "RollEnded", &message, now);
         }
@@ -141,13 +143,21 @@ pub(super) fn rolled(status: &mut Status, hash: &str, binary: &str, now: Timesta
 }
 
 /// A roll failed. Attempts count for one configuration.
-pub(super) fn roll_failed(status: &mut Status, desired: &str, limit: u32, message: &str, now: Timestamp) {
+pub(super) fn roll_failed(
+    status: &mut Status,
+    desired: &str,
+    limit: u32,
+    was_ready: bool,
+    message: &str,
+    now: Timestamp,
+) {
     let is_same = status.failed_host_config_hash.as_deref() == Some(desired);
     let attempts = status.tart_kubelet_update_attempts.filter(|_| is_same).unwrap_or(0).saturating_add(1);
     status.tart_kubelet_update_attempts = Some(attempts);
     status.failed_host_config_hash = Some(desired.to_owned());
     status.last_update_failure_time = Some(Time(now));
     status.failure_message = Some(message.to_owned());
+    status.failure_reason = (!was_ready).then(|| HOST_NOT_READY.to_owned());
     condition(status, HOST_UP_TO_DATE, False, "RollFailed", message, now);
     if limit > 0 && u32::try_from(attempts).unwrap_or(0) >= limit {
         write(status, &Report::RollEnded, now);

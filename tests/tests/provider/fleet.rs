@@ -102,7 +102,8 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
         scene.scaleway.world().server(&id).context("a server")?.name.starts_with("tuist-pool-"),
         "it is not free"
     );
-    let wiped = scene.scaleway.world().writes().iter().filter(|write| write.call == "reinstall-server").count();
+    let wiped =
+        scene.scaleway.world().writes().iter().filter(|write| write.call == "reinstall-server").count();
     assert_eq!(wiped, 1, "{:?}", scene.scaleway.world().writes());
     eventually("the Node and its Pod to go", DEADLINE, async || {
         let nodes = scene.control_plane.kubectl().run(["get", "nodes", "-o", "name"]).await?;
