@@ -9,6 +9,8 @@
 //! A pass observes the machine, its Cluster and its Node, decides ([`decide`]) and takes one step. Each step is safe to repeat: what has been
 //! done is in the status of the machine, in the name of the host and on the host itself.
 
+mod bootstrap;
+mod claim;
 mod credentials;
 mod decide;
 #[cfg(test)]
@@ -16,8 +18,12 @@ mod decide_tests;
 mod delete;
 mod fleet_config;
 mod fleet_key;
+mod host_roll;
+mod host_work;
 mod join_token;
+mod observe;
 mod reconciler;
+mod release;
 mod report;
 mod roll;
 

@@ -1,0 +1,110 @@
+//! Work on a host over SSH: the same for a bootstrap and for a roll.
+
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+use tracing::{info, warn};
+
+use super::claim::addresses;
+use super::credentials::HostCredentials;
+use super::join_token;
+use super::reconciler::{ReconcileError, Reconciler, reference};
+use crate::crd::{MachineAddress, ScalewayAppleSiliconMachine as Machine};
+use crate::error_chain::chain;
+use crate::host::{Inputs, Mode, converge};
+use crate::pool::{HostState, Password};
+use crate::ssh::{Connection, HostKeyPolicy, SshError};
+
+/// How work on a host ended.
+pub(super) enum HostWork {
+    /// The host has the configuration with this hash.
+    Done(String),
+    /// The host has another address than the status says.
+    Moved(Vec<MachineAddress>),
+    /// The host is being installed or restarts, in the pool's word.
+    Busy(String),
+    /// There is no such host any more.
+    Gone,
+    /// The host wants a password that is not known.
+    NoPassword(String),
+    /// It failed.
+    Failed(String),
+}
+
+impl Reconciler {
+    /// Takes the host of a machine to its configuration, over SSH.
+    pub(super) async fn work(&self, machine: &Machine) -> Result<HostWork, ReconcileError> {
+        let failed = |error: &dyn std::error::Error| Ok(HostWork::Failed(chain(error)));
+        let Ok(Some((zone, id))) = self.held(machine) else { return Ok(HostWork::Gone) };
+        let host = match self.pool.host(&zone, &id).await {
+            Ok(Some(host)) => host,
+            Ok(None) => return Ok(HostWork::Gone),
+            Err(error) => return Err(error.into()),
+        };
+        match &host.state {
+            HostState::Ready => {}
+            HostState::Changing(word) => return Ok(HostWork::Busy(word.clone())),
+            HostState::Broken(word) => {
+                return Ok(HostWork::Failed(format!("the host is {word}, by the pool's word")));
+            }
+        }
+        let Some(address) = host.ssh.clone() else {
+            return Ok(HostWork::Busy("without an address".to_owned()));
+        };
+        let name = machine.name_any();
+        let mut known = self.credentials.read(&name).await?;
+        let credentials = known.get_or_insert_with(|| HostCredentials {
+            user: address.user.clone(),
+            password: None,
+            fingerprint: None,
+        });
+        let before = credentials.clone();
+        if let (None, Password::Known(password)) = (&credentials.password, &host.password) {
+            credentials.password = Some(password.clone());
+        }
+        let is = addresses(&address.host).await;
+        if machine.status.as_ref().is_none_or(|status| status.addresses != is) {
+            self.credentials.write(&name, credentials).await?;
+            return Ok(HostWork::Moved(is));
+        }
+        let key = match &host.key {
+            Some(key) => key.clone(),
+            None => match self.keys.ensure(&Self::fleet(machine), self.pool.as_ref()).await {
+                Ok(key) => key,
+                Err(error) => return failed(&error),
+            },
+        };
+        let pinned = host.fingerprint.clone().or_else(|| credentials.fingerprint.clone());
+        let policy = pinned.map_or(HostKeyPolicy::TrustOnFirstUse, HostKeyPolicy::Pinned);
+        let has_served = machine.status.as_ref().is_some_and(|status| status.ready);
+        let mac = match Connection::open(&address, &key, &policy).await {
+            Ok(mac) => mac,
+            Err(error) => {
+                // A host that was installed anew since it was claimed has another key, and nothing of ours on it yet.
+                if matches!(error, SshError::HostKey { .. }) && !has_served && host.fingerprint.is_none() {
+                    credentials.fingerprint = None;
+                    self.credentials.write(&name, credentials).await?;
+                }
+                return failed(&error);
+            }
+        };
+        credentials.fingerprint = Some(mac.fingerprint().clone());
+        if *credentials != before || before.fingerprint.is_none() {
+            self.credentials.write(&name, credentials).await?;
+        }
+        let kubeconfig =
+            join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
+        let config = self.config.of(machine, &credentials.user, kubeconfig);
+        let (steps, hash) = (config.steps(), config.hash().to_string());
+        let mode = Mode::Apply(Inputs { password: credentials.password.clone() });
+        info!(machine = %name, host = %id, hash, "work on the host begins");
+        let done = converge(&mac, &steps, &mode, |_, _| ()).await;
+        mac.close().await;
+        if done.is_converged() {
+            info!(machine = %name, changed = done.changed(), "the host is as it should be");
+            return Ok(HostWork::Done(hash));
+        }
+        let words = done.first_failure(&steps).unwrap_or_else(|| "a step was left out".to_owned());
+        warn!(machine = %name, problem = words, "work on the host failed");
+        Ok(if done.lacks_password() { HostWork::NoPassword(words) } else { HostWork::Failed(words) })
+    }
+}
