@@ -4,8 +4,8 @@ SHELL := /bin/sh
 CARGO ?= cargo
 RUST := 1.95
 # What a Pod needs to run; `make control-plane` builds the rest too.
-CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl metrics-server
-FURTHER := helm cluster-api-core
+CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl metrics-server cluster-api-core
+FURTHER := helm
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 # Most tests wait, for a guest to boot or a Pod to go: four for each core.
