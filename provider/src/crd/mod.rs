@@ -3,6 +3,7 @@
 //! Objects that the provider before this one has written are read as they are: every field keeps its name and its meaning.
 
 #![allow(unreachable_pub, reason = "the derive macro of the schema repeats each type inside a function")]
+#![allow(clippy::duplicated_attributes, reason = "each printed column has a type and a priority")]
 
 mod cluster;
 mod condition;
