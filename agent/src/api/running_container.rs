@@ -18,7 +18,7 @@ use crate::guest::script::{self, ContainerScripts};
 use crate::guest::{CONTROL_SOCKET, Exec, Guest, Stdin};
 use crate::names::PodUid;
 use crate::pod::status::ephemeral;
-use crate::state::{GuestCommand, InitStage, LastCommand, StateDir, VmRun, VmRunView};
+use crate::state::{GuestCommand, InitStage, LastCommand, ShimSpec, StateDir, VmRun, VmRunView};
 
 /// How long the guest may take to be prepared for commands.
 const SET_UP_LIMIT: Duration = Duration::from_secs(30);
@@ -96,12 +96,12 @@ impl RunningContainer {
     }
 
     pub(super) fn is_main(&self) -> bool {
-        self.view.spec.as_ref().is_some_and(|spec| spec.main.name == self.name)
+        self.view.spec.as_ref().is_some_and(|spec| spec.is_main(&self.name))
     }
 
     /// Whether it has no command of its own.
     pub(super) fn only_boots(&self) -> bool {
-        self.is_main() && self.view.spec.as_ref().is_some_and(|spec| spec.main.command.is_none())
+        self.is_main() && self.view.spec.as_ref().is_some_and(ShimSpec::only_boots)
     }
 
     fn runs(&self) -> bool {
@@ -112,10 +112,10 @@ impl RunningContainer {
                 .filter(|it| it.name == self.name)
                 .any(|it| matches!(it.now, InitStage::Running(_)));
         }
-        match spec.main.command {
-            Some(_) => self.last.as_ref().is_some_and(|last| last.container == self.name),
-            None => self.address().is_some(),
+        if spec.only_boots() {
+            return self.address().is_some();
         }
+        self.last.as_ref().is_some_and(|last| last.container == self.name)
     }
 
     pub(super) fn address(&self) -> Option<IpAddr> {

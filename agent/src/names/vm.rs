@@ -12,7 +12,8 @@ const BASE_PREFIX: &str = "tk-base-";
 /// Half of a hash is enough to tell images apart, and too long to be taken for the number of a restart.
 const BASE_DIGITS: usize = 32;
 
-/// How often the Pod's container had restarted when the agent planned a VM for it; the first VM has 0.
+/// The number of a Pod's VM; the first has 0. In a Pod with one VM at a time for all its containers, it is how often the main container had
+/// restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub(crate) struct Restart(pub u32);
 

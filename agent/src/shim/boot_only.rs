@@ -15,7 +15,7 @@ use super::run_vm::GuestEnd;
 use super::stop::grace_period::GracePeriod;
 use crate::crash_point;
 use crate::guest::script::{self, ContainerScripts};
-use crate::state::{Ending, Hook, NotStarted, NotStartedReason, POD_IP, Stage};
+use crate::state::{ContainerSpec, Ending, Hook, NotStarted, NotStartedReason, POD_IP, Stage};
 use crate::volume::boot_share;
 
 /// How soon a failed step is tried again.
@@ -23,7 +23,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Shim {
     /// Runs the hooks of a guest without a command until it is to be shut down.
-    pub(super) async fn run_boot_only(&self, address: IpAddr) -> GuestEnd {
+    pub(super) async fn run_boot_only(&self, main: &ContainerSpec, address: IpAddr) -> GuestEnd {
         self.enter(Stage::Up { address });
         self.write_address(address);
         let (mut stop, limit) = (self.stop.clone(), self.spec.boot_limit);
@@ -36,7 +36,7 @@ impl Shim {
             Ok(Err(ending)) => return GuestEnd::Ended(ending),
             Err(_) => return guest_agent_missing(limit, "hooks and probes that are no commands").into(),
         };
-        if let Some(hook) = &self.spec.main.post_start {
+        if let Some(hook) = &main.post_start {
             crash_point::point("shim.post-start.before");
             let result = tokio::select! {
                 result = self.run_hook(hook, address, scripts.as_ref(), "post-start") => result,
@@ -54,7 +54,7 @@ impl Shim {
         } else {
             GracePeriod::of_stop(stop).or_within(self.spec.grace)
         };
-        if let Some(hook) = self.pre_stop_in_time(self.spec.main.pre_stop.as_ref(), &grace) {
+        if let Some(hook) = self.pre_stop_in_time(main.pre_stop.as_ref(), &grace) {
             crash_point::point("shim.pre-stop.before");
             let result = tokio::select! {
                 result = self.run_hook(hook, address, scripts.as_ref(), "pre-stop") => Some(result),

@@ -108,9 +108,9 @@ impl Shim {
         };
         crash_point::point("shim.run");
         // Without a command, tart's output is the container's log.
-        let log = match self.spec.main.command {
-            None => LogWriter::open(&self.spec.main.log, Some(self.disk_space_request())),
-            Some(_) => LogWriter::nowhere(),
+        let log = match self.spec.main.as_ref().filter(|main| main.command.is_none()) {
+            Some(main) => LogWriter::open(&main.log, Some(self.disk_space_request())),
+            None => LogWriter::nowhere(),
         };
         let output = VmOutput::collect(&mut child, log);
 
@@ -172,7 +172,7 @@ impl Shim {
 
     /// The ending after a stop request that came before the command's start, or for a VM that only boots.
     fn ending_after_stop(&self, killed: bool) -> Ending {
-        if self.spec.main.command.is_some() {
+        if !self.spec.only_boots() {
             return stopped_before_start().into();
         }
         let told = (!killed).then(|| status_file::read_ending(&self.spec)).flatten();
@@ -184,7 +184,7 @@ impl Shim {
         if let Some(Outcome { ending: exit, .. }) = self.main.exit.get().cloned() {
             return if self.may_be_killed_by_vm(&exit) { with_message_of_vm(exit, vm) } else { exit };
         }
-        if self.spec.main.command.is_some() {
+        if !self.spec.only_boots() {
             return lost_with_vm(vm);
         }
         match vm {

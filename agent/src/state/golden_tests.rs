@@ -70,12 +70,19 @@ fn files_of_every_release_are_read() {
     };
     is_read_and_written("pod.json", &pod);
     let mut spec = ShimSpec::example(serde_json::from_value(json!("tk-0b1c-2")).unwrap());
-    spec.main.command = Some(GuestCommand::example(&["tool", "argument"]));
-    spec.main.pre_stop = Some(Hook::Exec(vec!["stop".to_owned()]));
-    spec.main.post_start = Some(Hook::Sleep(Duration::from_secs(1)));
+    spec.main_mut().command = Some(GuestCommand::example(&["tool", "argument"]));
+    spec.main_mut().pre_stop = Some(Hook::Exec(vec!["stop".to_owned()]));
+    spec.main_mut().post_start = Some(Hook::Sleep(Duration::from_secs(1)));
     let missing = Missing::Made { share: "w".to_owned(), mode: 0o755 };
-    spec.main.mounts = vec![Mount { missing, ..Mount::default() }];
+    spec.main_mut().mounts = vec![Mount { missing, ..Mount::default() }];
     is_read_and_written("spec.json", &spec);
+    let vm: crate::names::VmName = serde_json::from_value(json!("tk-0b1c-1")).unwrap();
+    let ran_in = Some(InitVm { vm: vm.clone(), image: spec.image.clone(), image_name: None });
+    let init_before = vec![InitState { now: InitStage::Over(outcome), ran_in, ..InitState::new("before") }];
+    let spec = ShimSpec::example_of_init(vm, &["init"]);
+    is_read_and_written("init-vm-spec.json", &ShimSpec { init_before, main_restarts: Some(0), ..spec });
+    let initialized = Outcome { ending: Ending::Initialized, started_at: None, finished_at: at(9) };
+    is_read_and_written("init-vm-outcome.json", &initialized);
 }
 
 /// Reads a value, and writes it back.

@@ -48,6 +48,7 @@ mod outcome;
 mod pod_dir;
 mod records;
 mod restart_policy;
+pub(crate) mod segment;
 mod shim_spec;
 mod tart_home_owner;
 mod tart_home_record;
@@ -64,10 +65,11 @@ pub(crate) use host_path_writers::{HostPathWriter, PlannedShare};
 pub(crate) use outcome::{EndReason, Ending, HostFault, KILLED, NotStarted, NotStartedReason, Outcome};
 pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use records::{
-    CommandRequest, CommandResponse, InitStage, InitState, LastCommand, Notice, PodRecord, Progress, Stage,
-    StopCause, StopRequest,
+    CommandRequest, CommandResponse, InitStage, InitState, InitVm, LastCommand, Notice, PodRecord, Progress,
+    Stage, StopCause, StopRequest,
 };
 pub(crate) use restart_policy::RestartPolicy;
+pub(crate) use segment::Segment;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
 pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
 pub(crate) use tart_home_record::TartHomeRecordError;

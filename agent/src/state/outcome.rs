@@ -79,6 +79,8 @@ pub(crate) enum Ending {
     },
     /// The VM, or the command in it, never started.
     NotStarted(NotStarted),
+    /// All containers of a VM that is only for init containers have succeeded.
+    Initialized,
     /// An init container failed, and its Pod's policy does not restart it.
     InitFailed { container: String, code: i32 },
     /// Unknown: the shim or the guest agent is gone, e.g. after a restart of the host.
@@ -179,9 +181,10 @@ impl Ending {
         match self {
             Self::NotStarted(NotStarted { reason, .. }) => EndReason::NotStarted(reason.clone()),
             Self::Lost => EndReason::ContainerStatusUnknown,
-            Self::Exited { code: 0, .. } | Self::Newer { code: 0, .. } | Self::Stopped { killed: false } => {
-                EndReason::Completed
-            }
+            Self::Exited { code: 0, .. }
+            | Self::Newer { code: 0, .. }
+            | Self::Stopped { killed: false }
+            | Self::Initialized => EndReason::Completed,
             Self::Exited { .. }
             | Self::Newer { .. }
             | Self::InitFailed { .. }
@@ -200,7 +203,8 @@ impl Ending {
             Self::Exited { code, .. } | Self::InitFailed { code, .. } | Self::Newer { code, .. } => *code,
             Self::Stopped { killed: false } => 0,
             Self::Stopped { killed: true } | Self::Lost => KILLED,
-            Self::NotStarted(_) => 128,
+            // The main container has not started. An agent that does not know `Initialized` must not take the Pod for done.
+            Self::NotStarted(_) | Self::Initialized => 128,
         }
     }
 }
@@ -231,5 +235,11 @@ mod tests {
             assert_eq!(Ending::Exited { code, message: None }.reason().to_string(), word);
         }
         assert_eq!(Ending::Lost.reason().to_string(), "ContainerStatusUnknown");
+        // An older agent sees an unknown word with its exit code, and must not take the Pod for done.
+        let ending = Ending::Initialized;
+        assert_eq!(
+            (ending.reason(), ending.exit_code(), ending.has_own_code()),
+            (EndReason::Completed, 128, false)
+        );
     }
 }

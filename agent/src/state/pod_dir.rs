@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::records::PodRecord;
-use super::vm_run::{Holder, VmRun};
+use super::shim_spec::ShimSpec;
+use super::vm_run::{Holder, VmRun, VmRunView};
 use super::{disk_reserve, log_files};
 use crate::crash_point;
 use crate::fs::file::{self, FileError};
@@ -71,8 +72,9 @@ impl PodDir {
         VmRun::new(self.uid.clone(), restart, self.path.join(restart.to_string()))
     }
 
-    pub(crate) fn log_path(&self, container: &str, restart: Restart) -> PathBuf {
-        self.logs.join(container).join(format!("{restart}.log"))
+    /// The log of a container's start after this many restarts.
+    pub(crate) fn log_path(&self, container: &str, restarts: u32) -> PathBuf {
+        self.logs.join(container).join(format!("{restarts}.log"))
     }
 
     pub(crate) fn shim_log_path(&self, restart: Restart) -> PathBuf {
@@ -128,16 +130,32 @@ impl PodDir {
             .map_err(|source| FileError::new("remove", &self.volumes_path().join(boot), source))?;
         crash_point::point("agent.forget-run.volumes");
         file::remove(&self.shim_log_path(restart))?;
-        let init = run.view()?.spec.map(|spec| spec.init).unwrap_or_default();
+        self.remove_main_log(restart)?;
+        crash_point::point("agent.forget-run.logs");
+        run.remove()
+    }
+
+    /// Removes the log of the main container in a run.
+    fn remove_main_log(&self, restart: Restart) -> Result<(), FileError> {
+        let runs = self.runs()?.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
+        let until = runs.partition_point(|run| run.restart <= restart);
+        let Some(view) = runs[..until].last().filter(|run| run.has_main()) else { return Ok(()) };
+        let number = VmRunView::main_restarts(&runs[..until]);
+        // The number of a run whose spec is lost may be that of another log.
+        let is_others = |spec: &ShimSpec| spec.vm.restart() != restart && spec.main_restarts == Some(number);
+        if view.spec.is_none() && runs.iter().filter_map(|run| run.spec.as_ref()).any(is_others) {
+            return Ok(());
+        }
+        let planned = view.spec.iter().flat_map(|spec| &spec.init).map(|init| init.name.clone());
+        let init: Vec<String> = view.init_states().into_iter().map(|init| init.name).chain(planned).collect();
         for container in file::entries(&self.logs)? {
             let logs = self.logs.join(&container);
             // The logs of shims are here, too. Init containers have their own restart counts, and shims remove their logs.
-            if logs.is_dir() && init.iter().all(|one| one.name != container) {
-                log_files::remove(&logs, |number| number == restart.0)?;
+            if logs.is_dir() && !init.contains(&container) {
+                log_files::remove(&logs, |one| one == number)?;
             }
         }
-        crash_point::point("agent.forget-run.logs");
-        run.remove()
+        Ok(())
     }
 
     /// Removes the Pod: what may be secret first, the record last, for the same reason.
@@ -153,7 +171,7 @@ impl PodDir {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{ContainerSpec, ShimSpec, StateDir};
+    use crate::state::{ContainerSpec, StateDir};
     use crate::testing::dir;
 
     #[test]
@@ -185,12 +203,12 @@ mod tests {
         let dir = dir();
         let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
         pod.create_logs(["main", "first", "init"]).unwrap();
-        let of_init = pod.log_path("init", Restart(1));
+        let of_init = pod.log_path("init", 1);
         std::fs::write(&of_init, "").unwrap();
         let of = |restart: u32| {
             let run = pod.run(Restart(restart));
-            let older = pod.log_path("main", Restart(restart)).with_extension("log.1");
-            let logs = ["main", "first"].map(|container| pod.log_path(container, Restart(restart)));
+            let older = pod.log_path("main", restart).with_extension("log.1");
+            let logs = ["main", "first"].map(|container| pod.log_path(container, restart));
             let boot = pod.volumes_path().join(boot_dir_name(Restart(restart)));
             (run, [logs[0].clone(), logs[1].clone(), older, pod.shim_log_path(Restart(restart))], boot)
         };
@@ -213,5 +231,25 @@ mod tests {
             assert!(logs.iter().all(|log| log.exists() == stays), "{restart}");
         }
         assert!(of_init.exists(), "its number is not that of a run");
+    }
+
+    #[test]
+    fn a_run_for_init_containers_leaves_all_logs_of_containers() {
+        let dir = dir();
+        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        pod.create_logs(["main", "one", "two"]).unwrap();
+        for container in ["main", "one", "two"] {
+            std::fs::write(pod.log_path(container, 0), "").unwrap();
+        }
+        let (init, main) = (pod.run(Restart(0)), pod.run(Restart(1)));
+        init.plan(&ShimSpec::example_of_init(init.vm(), &["one"])).unwrap();
+        let init_before = ["one", "two"].map(crate::state::InitState::new).to_vec();
+        main.plan(&ShimSpec { init_before, main_restarts: Some(0), ..ShimSpec::example(main.vm()) }).unwrap();
+        pod.forget_run(Restart(0)).unwrap();
+        assert!(!init.path().exists());
+        assert!(["main", "one", "two"].iter().all(|container| pod.log_path(container, 0).exists()));
+        // The main container's log has its own number.
+        pod.forget_run(Restart(1)).unwrap();
+        assert!(!pod.log_path("main", 0).exists() && pod.log_path("two", 0).exists());
     }
 }

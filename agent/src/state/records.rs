@@ -11,7 +11,7 @@ use super::container_spec::GuestCommand;
 use super::outcome::Outcome;
 use super::tolerant::OrNewer;
 use crate::clock;
-use crate::names::PodName;
+use crate::names::{PodName, VmName};
 
 /// What the agent needs of a Pod that the API server no longer has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,6 +153,19 @@ pub(crate) struct InitState {
     pub(crate) restarts: u32,
     /// The outcome of the start before.
     pub(crate) last: Option<Outcome>,
+    /// The VM in which it has last run, where that is not the VM of the run whose record this is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ran_in: Option<InitVm>,
+}
+
+/// A VM that an init container has run in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InitVm {
+    pub(crate) vm: VmName,
+    /// The image: `host/namespace/repository@sha256:…`.
+    pub(crate) image: String,
+    /// The image as the Pod named it.
+    pub(crate) image_name: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,7 +185,11 @@ pub(crate) enum InitStage {
 impl InitState {
     /// An init container that has never run.
     pub(crate) fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), now: InitStage::Waiting, restarts: 0, last: None }
+        Self { name: name.to_owned(), now: InitStage::Waiting, restarts: 0, last: None, ran_in: None }
+    }
+
+    pub(crate) fn has_succeeded(&self) -> bool {
+        matches!(&self.now, InitStage::Over(outcome) if outcome.ending.exit_code() == 0)
     }
 
     /// The same container before its start in the next VM; `vm` is the outcome of this one.
@@ -183,7 +200,7 @@ impl InitState {
             InitStage::Running(since) => Some(Outcome::lost_with_vm(*since, vm)),
             InitStage::Waiting | InitStage::BackOff(_) | InitStage::Newer(_) => self.last.clone(),
         };
-        Self { name: self.name.clone(), now: InitStage::Waiting, restarts: self.restarts, last }
+        Self { now: InitStage::Waiting, last, ..self.clone() }
     }
 }
 

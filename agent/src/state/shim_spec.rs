@@ -47,13 +47,18 @@ pub(crate) struct ShimSpec {
     /// The init containers, in order.
     #[serde(default)]
     pub(crate) init: Vec<ContainerSpec>,
-    /// Their states after the run before.
+    /// The states of the Pod's init containers after the run before, also of those that have run in another VM.
     #[serde(default)]
     pub(crate) init_before: Vec<InitState>,
     /// Whether the shim restarts an init container that fails, in the same guest.
     #[serde(default)]
     pub(crate) restart_init: bool,
-    pub(crate) main: ContainerSpec,
+    /// The main container; absent where the VM is only for its init containers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) main: Option<ContainerSpec>,
+    /// How often the main container had restarted before this VM run; absent in the spec of an older agent, where it is the run's number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) main_restarts: Option<u32>,
     /// For a guest without a command; absent in the spec of an older agent.
     #[serde(default)]
     pub(crate) boot: Option<GuestBoot>,
@@ -94,13 +99,23 @@ words! {
 }
 
 impl ShimSpec {
+    /// Whether the main container has no command, so that the VM only boots.
+    pub(crate) fn only_boots(&self) -> bool {
+        self.main.as_ref().is_some_and(|main| main.command.is_none())
+    }
+
+    /// Whether this is the main container's name.
+    pub(crate) fn is_main(&self, container: &str) -> bool {
+        self.main.as_ref().is_some_and(|main| main.name == container)
+    }
+
     /// The same without variables, arguments and what may contain them: they can be secret, and a run that is over needs none.
     pub(super) fn without_secrets(&self) -> Self {
         let mut spec = self.clone();
         if let Some(boot) = &mut spec.boot {
             boot.environment = GuestCommand::default();
         }
-        for container in spec.init.iter_mut().chain([&mut spec.main]) {
+        for container in spec.init.iter_mut().chain(&mut spec.main) {
             if let Some(command) = &mut container.command {
                 command.env.clear();
                 command.argv.truncate(1);
@@ -127,6 +142,16 @@ impl ShimSpec {
         });
         Self { vm, ..serde_json::from_value(least).unwrap() }
     }
+
+    /// The spec of a VM that runs only these init containers.
+    pub(crate) fn example_of_init(vm: VmName, names: &[&str]) -> Self {
+        let init = |name: &&str| ContainerSpec { name: (*name).to_owned(), ..ContainerSpec::default() };
+        Self { init: names.iter().map(init).collect(), main: None, ..Self::example(vm) }
+    }
+
+    pub(crate) fn main_mut(&mut self) -> &mut ContainerSpec {
+        self.main.as_mut().unwrap()
+    }
 }
 
 #[cfg(test)]
@@ -142,11 +167,12 @@ mod tests {
         let mut command = GuestCommand::example(&["tool", "hunter2"]);
         command.env = vec![("A".to_owned(), secret())];
         spec.boot = Some(GuestBoot { environment: command.clone(), ..GuestBoot::default() });
-        spec.main.command = Some(command);
-        spec.main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
-        spec.main.pre_stop = Some(Hook::Exec(vec![secret()]));
-        spec.main.post_start = Some(Hook::Exec(vec![secret()]));
-        spec.init = vec![spec.main.clone()];
+        let main = spec.main_mut();
+        main.command = Some(command);
+        main.mounts = vec![Mount { sub_path: secret(), ..Mount::default() }];
+        main.pre_stop = Some(Hook::Exec(vec![secret()]));
+        main.post_start = Some(Hook::Exec(vec![secret()]));
+        spec.init = spec.main.iter().cloned().collect();
         let left = serde_json::to_string(&spec.without_secrets()).unwrap();
         assert!(!left.contains("hunter2") && left.contains("tool"), "{left}");
     }
@@ -167,6 +193,9 @@ mod tests {
         let read: ShimSpec = serde_json::from_value(spec).unwrap();
         assert_eq!((read.vm.restart().0, read.crashes, read.shares[0].read_only), (2, 3, true));
         assert_eq!((read.image_name, read.shares[0].identity), (None, None));
-        assert_eq!(read.main.command.map(|command| command.argv), Some(vec!["true".to_owned()]));
+        assert_eq!(
+            read.main.and_then(|main| main.command).map(|command| command.argv),
+            Some(vec!["true".to_owned()])
+        );
     }
 }

@@ -3,10 +3,11 @@
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
 use crate::quantity;
-use crate::state::RestartPolicy;
 use crate::state::container_spec::{all_containers, has_command};
+use crate::state::{RestartPolicy, Segment};
 
-/// Whether a volume is in the guest's memory. Such a volume is lost with the VM, so a container that may restart does not get one. The guest
+/// Whether a volume is in the guest's memory. Such a volume is lost with the VM, so a container that may restart does not get one, nor does
+/// a Pod that has several VMs. The guest
 /// agent creates it, writable for all. Any other volume is a directory of the host, as if it had no medium.
 pub(super) fn is_in_memory(spec: &PodSpec, volume: &Volume) -> bool {
     let wants_memory =
@@ -15,7 +16,7 @@ pub(super) fn is_in_memory(spec: &PodSpec, volume: &Volume) -> bool {
     let runs_a_command = spec.containers.last().is_some_and(has_command);
     let mut mounts = all_containers(spec).flat_map(|container| container.volume_mounts.iter().flatten());
     let is_read_only = mounts.any(|mount| mount.name == volume.name && mount.read_only == Some(true));
-    wants_memory && runs_once && runs_a_command && !is_read_only
+    wants_memory && runs_once && runs_a_command && !is_read_only && Segment::is_only_one(spec)
 }
 
 /// How large a volume in memory may be, in bytes; 0 for as large as the guest lets it be.
@@ -50,6 +51,19 @@ mod tests {
             let spec = json!({"restartPolicy": policy, "containers": [container]});
             let found = is_in_memory(&serde_json::from_value(spec).unwrap(), &volume(source));
             assert_eq!(found, expected, "{source} {policy} {command:?} {read_only}");
+        }
+    }
+
+    #[test]
+    fn a_volume_of_several_vms_is_not_in_memory() {
+        for (image, expected) in [("a", true), ("b", false)] {
+            let container =
+                |name: &str, image: &str| json!({"name": name, "image": image, "command": ["true"]});
+            let (init, main) = (container("init", image), container("main", "a"));
+            let spec = json!({"restartPolicy": "Never", "initContainers": [init], "containers": [main]});
+            let found =
+                is_in_memory(&serde_json::from_value(spec).unwrap(), &volume(&json!({"medium": "Memory"})));
+            assert_eq!(found, expected, "{image}");
         }
     }
 

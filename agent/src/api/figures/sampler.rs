@@ -110,15 +110,14 @@ impl Sampler {
             let dir = self.state.pod(uid);
             let Some(run) = dir.runs()?.pop() else { continue };
             let view = run.view()?;
-            let (Some(spec), Some(started_at), None) = (&view.spec, view.running_since(), &view.outcome)
-            else {
+            let (Some(spec), Some((container, started_at))) = (&view.spec, view.running_container()) else {
                 continue;
             };
             found.push(RunningVm {
                 vm: run.vm(),
                 pod: PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() },
                 dir,
-                container: spec.main.name.clone(),
+                container: container.to_owned(),
                 image: spec.image_name.clone().unwrap_or_else(|| spec.image.clone()),
                 started_at,
                 processes: run.shim_pid()?.into_iter().collect(),

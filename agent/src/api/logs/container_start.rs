@@ -1,12 +1,16 @@
 //! Which start of a container a request for its log is about. The rules and the words are the kubelet's.
 
 use crate::names::Restart;
+use crate::pod::sync::next_vm::init_states;
 use crate::state::{Ending, InitStage, VmRunView};
 
 /// One start of a container, by the number in its log's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ContainerStart {
-    Main(Restart),
+    Main {
+        run: Restart,
+        number: u32,
+    },
     Init {
         /// The VM run that knows the container's state.
         run: Restart,
@@ -26,15 +30,17 @@ pub(super) enum NoLog {
 
 /// The start of the main container that is meant. `waits` says whether the Pod's status shows the container as waiting.
 pub(super) fn of_main(runs: &[VmRunView], waits: bool, previous: bool) -> Result<ContainerStart, NoLog> {
-    let started: Vec<&VmRunView> = runs.iter().filter(|run| has_started(run)).collect();
+    let numbered = runs.iter().zip(1..).map(|(run, count)| (run, VmRunView::main_restarts(&runs[..count])));
+    let started: Vec<_> = numbered.filter(|(run, _)| run.has_main() && has_started(run)).collect();
     let Some((last, before)) = started.split_last() else {
         return Err(if previous { NoLog::NoPrevious } else { NoLog::Waiting });
     };
     // While the container waits for its next start, its last end is both the current and the previous one.
     let is_current =
-        runs.last().is_some_and(|run| run.restart == last.restart) && !(last.outcome.is_some() && waits);
+        runs.last().is_some_and(|run| run.restart == last.0.restart) && !(last.0.outcome.is_some() && waits);
     let meant = if previous && is_current { before.last() } else { Some(last) };
-    meant.map(|run| ContainerStart::Main(run.restart)).ok_or(NoLog::NoPrevious)
+    let (run, number) = meant.ok_or(NoLog::NoPrevious)?;
+    Ok(ContainerStart::Main { run: run.restart, number: *number })
 }
 
 /// Whether the main container has started in a run, or has failed to.
@@ -50,7 +56,7 @@ fn has_started(run: &VmRunView) -> bool {
 pub(super) fn of_init(runs: &[VmRunView], name: &str, previous: bool) -> Result<ContainerStart, NoLog> {
     let none = || if previous { NoLog::NoPrevious } else { NoLog::Waiting };
     let run = runs.last().ok_or_else(none)?;
-    let state = run.init_states().iter().find(|state| state.name == name).ok_or_else(none)?;
+    let state = init_states(runs).into_iter().find(|state| state.name == name).ok_or_else(none)?;
     let number = state.restarts;
     let numbers = match (&state.now, previous) {
         (InitStage::Running(_) | InitStage::Over(_), false) | (InitStage::BackOff(_), _) => vec![number],
@@ -65,7 +71,8 @@ pub(super) fn of_init(runs: &[VmRunView], name: &str, previous: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::{InitState, Outcome, Progress, Stage};
+    use crate::names::VmName;
+    use crate::state::{InitState, Outcome, Progress, ShimSpec, Stage};
     use jiff::Timestamp;
     use std::time::Duration;
 
@@ -93,7 +100,7 @@ mod tests {
             outcome: Some(outcome(Ending::InitFailed { container: "a".into(), code: 1 })),
             ..waiting(0)
         };
-        let main = |restart| Ok(ContainerStart::Main(Restart(restart)));
+        let main = |restart| Ok(ContainerStart::Main { run: Restart(restart), number: restart });
         let (waits, no_previous) = (Err(NoLog::Waiting), Err(NoLog::NoPrevious));
         for (what, runs, is_waiting, current, previous) in [
             ("never planned", vec![], true, waits.clone(), no_previous.clone()),
@@ -112,10 +119,35 @@ mod tests {
     }
 
     #[test]
+    fn the_log_of_a_main_container_has_its_own_number() {
+        let vm = |number| VmName::new("0b1c".parse().unwrap(), Restart(number));
+        let init = |number: u32| {
+            let spec = Some(ShimSpec::example_of_init(vm(number), &["a"]));
+            VmRunView { spec, outcome: Some(outcome(Ending::Initialized)), ..waiting(number) }
+        };
+        let main = |number: u32, restarts: u32, run: VmRunView| VmRunView {
+            spec: Some(ShimSpec { main_restarts: Some(restarts), ..ShimSpec::example(vm(number)) }),
+            ..run
+        };
+        let start = |run, number| Ok(ContainerStart::Main { run: Restart(run), number });
+        assert_eq!(of_main(&[init(0)], true, false), Err(NoLog::Waiting));
+        let runs = [init(0), main(1, 0, over(1)), main(2, 1, running(2))];
+        assert_eq!(of_main(&runs, false, false), start(2, 1));
+        assert_eq!(of_main(&runs, false, true), start(1, 0));
+        // The next VM is planned, and knows the init containers of the VM before it.
+        let mut next = main(1, 0, waiting(1));
+        let ended = InitStage::Over(outcome(Ending::Exited { code: 0, message: None }));
+        next.spec.as_mut().unwrap().init_before =
+            vec![InitState { now: ended, restarts: 4, ..InitState::new("a") }];
+        let found = of_init(&[init(0), next], "a", false);
+        assert_eq!(found, Ok(ContainerStart::Init { run: Restart(1), numbers: vec![4] }));
+    }
+
+    #[test]
     fn the_current_and_the_previous_start_of_an_init_container() {
         let end = || outcome(Ending::Exited { code: 1, message: None });
         let state = |now: InitStage, restarts: u32, last: bool| VmRunView {
-            init: vec![InitState { name: "a".into(), now, restarts, last: last.then(end) }],
+            init: vec![InitState { now, restarts, last: last.then(end), ..InitState::new("a") }],
             ..waiting(2)
         };
         let init = |numbers: &[u32]| Ok(ContainerStart::Init { run: Restart(2), numbers: numbers.to_vec() });

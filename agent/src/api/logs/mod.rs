@@ -24,7 +24,6 @@ use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::logs::query::{BadLogQuery, LogQuery};
 use crate::logs::reader::{LogChunk, LogReader};
-use crate::names::Restart;
 use crate::pod::status::ephemeral;
 use crate::state::{InitStage, PodDir, VmRun};
 
@@ -150,12 +149,12 @@ impl ContainerInPod {
         };
         let (container, pod) = (self.name.clone(), self.pod.clone());
         match found {
-            Ok(ContainerStart::Main(restart)) => {
-                let start = WatchedStart { run: dir.run(restart), init: None };
-                Ok((dir.log_path(&self.name, restart), start))
+            Ok(ContainerStart::Main { run, number }) => {
+                let start = WatchedStart { run: dir.run(run), init: None };
+                Ok((dir.log_path(&self.name, number), start))
             }
             Ok(ContainerStart::Init { run, numbers }) => {
-                let log = |number: u32| dir.log_path(&self.name, Restart(number));
+                let log = |number: u32| dir.log_path(&self.name, number);
                 let number = numbers.iter().find(|number| log(**number).exists()).or_else(|| numbers.first());
                 let number = number.copied().unwrap_or_default();
                 let start = WatchedStart { run: dir.run(run), init: Some((self.name.clone(), number)) };

@@ -70,6 +70,11 @@ impl Events {
         self.about(pod.object_ref(&()), true, reason, note);
     }
 
+    /// What an Event about a container is about; `field_path` is the container's place in the Pod.
+    pub(crate) fn container(pod: &Pod, field_path: String) -> ObjectReference {
+        ObjectReference { field_path: Some(field_path), ..pod.object_ref(&()) }
+    }
+
     /// Writes an Event about any object, and logs it.
     pub(crate) fn about(
         &self,

@@ -10,7 +10,7 @@ use crate::testing::dir;
 use proptest::prelude::*;
 
 fn container() -> ContainerSpec {
-    ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main
+    ShimSpec::example(VmName::new("0b1c".parse().unwrap(), Restart(0))).main.unwrap()
 }
 
 /// Runs the set-up with this machine's shell.

@@ -16,28 +16,30 @@ use crate::image::PullPolicy;
 use crate::names::image::{BadImageName, check_name};
 use crate::quantity;
 use crate::state::container_spec::{all_containers, has_command};
-use crate::state::{HostPort, Protocol};
+use crate::state::{HostPort, Protocol, Segment};
 use crate::tart::{Serial, Size};
 
 /// The Pod's annotation that chooses its VM's serial number: `random` or `image`.
 const SERIAL: &str = "tart-kubelet.tuist.dev/serial";
 
-/// An admitted Pod, read as one VM.
+/// An admitted Pod, read as one of its VMs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VmPlan {
+    /// The main container's name, whether or not it is in this VM.
     pub(crate) container: String,
-    /// The image as the Pod names it.
+    /// The VM's image as the Pod names it.
     pub(crate) image: String,
     /// The Secrets that may hold credentials for the image's registry.
     pub(crate) pull_secrets: Vec<String>,
     /// When to look for a newer image.
     pub(crate) pull: PullPolicy,
-    /// The size that the container's resources ask for.
+    /// The size that the resources of the VM's containers ask for.
     pub(crate) size: Size,
     pub(crate) cpu_is_limit: bool,
     pub(crate) memory_is_limit: bool,
     /// The serial number that the Pod's annotation asks for.
     pub(crate) serial: Option<Serial>,
+    /// The Pod's init containers, in whatever VM.
     pub(crate) init: Vec<String>,
     /// Host ports. One without an address is at the Node's address.
     pub(crate) host_ports: Vec<HostPort>,
@@ -55,7 +57,7 @@ impl VmPlan {
     }
 }
 
-/// Reads a Pod as a VM, or says why it cannot be one.
+/// Reads a Pod as the VM of its main container, or says why it cannot be one.
 pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
@@ -68,36 +70,66 @@ pub(crate) fn admit(pod: &Pod) -> Result<VmPlan, Refusal> {
     if let Some(Err(why)) = serial(pod) {
         return Err(unsupported(&format!("metadata.annotations[{SERIAL}]"), &why));
     }
-    // Without any image, or with one of no registry, the Pod fails later, as with a kubelet.
-    if let Some(Err(why @ (BadImageName::Spelling(_) | BadImageName::Digest(_)))) =
-        container.image.as_deref().map(check_name)
-    {
-        return Err(unsupported("spec.containers[0].image", &why.to_string()));
-    }
+    image_names(spec)?;
     mounts::check(spec)?;
     groups(spec)?;
     initial(spec, container)?;
+    for segment in Segment::all(spec) {
+        read_segment(pod, &segment)?;
+    }
     read(pod)
 }
 
-/// Reads an admitted Pod as a VM. Unlike [`admit`], it checks no field: a Pod that an agent of another version admitted stays
-/// admitted.
+/// Reads an admitted Pod as the VM of its main container. Unlike [`admit`], it checks no field: a Pod that an agent of another version
+/// admitted stays admitted.
 pub(crate) fn read(pod: &Pod) -> Result<VmPlan, Refusal> {
+    let segments = pod.spec.as_ref().map(Segment::all).unwrap_or_default();
+    read_segment(pod, &segments.last().cloned().unwrap_or_default())
+}
+
+/// Reads an admitted Pod as the VM of one of its segments.
+pub(crate) fn read_segment(pod: &Pod, segment: &Segment) -> Result<VmPlan, Refusal> {
     let spec = pod.spec.as_ref().ok_or_else(|| unsupported("spec", "is missing"))?;
     let container = only_container(spec)?;
-    let image = container.image.clone().filter(|image| !image.is_empty());
+    if segment.image.is_empty() {
+        let first = segment.containers(spec).next().unwrap_or(container);
+        return Err(unsupported(&format!("{}.image", field(spec, first)), "is missing"));
+    }
+    let last = segment.containers(spec).last().unwrap_or(container);
     Ok(VmPlan {
         container: container.name.clone(),
-        image: image.ok_or_else(|| unsupported("spec.containers[0].image", "is missing"))?,
+        image: segment.image.clone(),
         pull_secrets: spec.image_pull_secrets.iter().flatten().map(|secret| secret.name.clone()).collect(),
-        pull: strictest(spec),
-        size: largest(spec)?,
-        cpu_is_limit: has_limit(container, "cpu"),
-        memory_is_limit: has_limit(container, "memory"),
+        pull: strictest(spec, segment),
+        size: largest(spec, segment)?,
+        cpu_is_limit: has_limit(last, "cpu"),
+        memory_is_limit: has_limit(last, "memory"),
         serial: serial(pod).and_then(Result::ok),
         init: spec.init_containers.iter().flatten().map(|container| container.name.clone()).collect(),
-        host_ports: host_ports(container)?,
+        // Ports of the host lead to the main container.
+        host_ports: if segment.main.is_some() { host_ports(container)? } else { Vec::new() },
     })
+}
+
+/// A container's path in the Pod, for refusals.
+fn field(spec: &PodSpec, container: &Container) -> String {
+    let index = |all: &[Container]| all.iter().position(|one| one.name == container.name);
+    match index(spec.init_containers.as_deref().unwrap_or_default()) {
+        Some(index) => format!("spec.initContainers[{index}]"),
+        None => format!("spec.containers[{}]", index(&spec.containers).unwrap_or_default()),
+    }
+}
+
+/// Refuses images whose name is no name. Without any image, or with one of no registry, the Pod fails later, as with a kubelet.
+fn image_names(spec: &PodSpec) -> Result<(), Refusal> {
+    for container in all_containers(spec) {
+        if let Some(Err(why @ (BadImageName::Spelling(_) | BadImageName::Digest(_)))) =
+            container.image.as_deref().map(check_name)
+        {
+            return Err(unsupported(&format!("{}.image", field(spec, container)), &why.to_string()));
+        }
+    }
+    Ok(())
 }
 
 /// The serial number that the Pod's annotation asks for.
@@ -105,10 +137,10 @@ fn serial(pod: &Pod) -> Option<Result<Serial, String>> {
     pod.metadata.annotations.as_ref()?.get(SERIAL).map(|text| text.parse())
 }
 
-/// The strictest policy of all containers: they share one image.
-fn strictest(spec: &PodSpec) -> PullPolicy {
+/// The strictest policy of all containers of a VM: they share its image.
+fn strictest(spec: &PodSpec, segment: &Segment) -> PullPolicy {
     let one_says =
-        |policy: &str| all_containers(spec).any(|one| one.image_pull_policy.as_deref() == Some(policy));
+        |policy: &str| segment.containers(spec).any(|one| one.image_pull_policy.as_deref() == Some(policy));
     if one_says("Always") {
         PullPolicy::Always
     } else if one_says("Never") {
@@ -139,14 +171,10 @@ fn groups(spec: &PodSpec) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Init containers run in the guest of the main one, so they share its image and need a command.
+/// Init containers need a command: a VM that only boots has no end of its own.
 fn initial(spec: &PodSpec, main: &Container) -> Result<(), Refusal> {
     for (index, init) in spec.init_containers.iter().flatten().enumerate() {
         let field = format!("spec.initContainers[{index}]");
-        if init.image != main.image {
-            let why = "an init container runs in the Pod's VM, so it can only have the image of the Pod's container";
-            return Err(unsupported(&format!("{field}.image"), why));
-        }
         if !has_command(init) {
             let why = "is missing: a VM image has no entry point, so an init container needs one";
             return Err(unsupported(&format!("{field}.command"), why));
@@ -171,7 +199,8 @@ fn needs_command(spec: &PodSpec, main: &Container) -> Option<&'static str> {
     let runs = runs_commands(main);
     let mounts = |has: fn(&VolumeMount) -> bool| main.volume_mounts.iter().flatten().any(has);
     let fields = [
-        ("initContainers", spec.init_containers.as_ref().is_some_and(|all| !all.is_empty())),
+        // Those with an image of their own run in other VMs.
+        ("initContainers", Segment::all(spec).last().is_some_and(|last| !last.init.is_empty())),
         ("hostAliases", spec.host_aliases.as_ref().is_some_and(|all| !all.is_empty())),
         ("setHostnameAsFQDN", spec.set_hostname_as_fqdn == Some(true)),
         ("hostnameOverride", is_set(spec.hostname_override.as_ref(), "")),
@@ -240,15 +269,10 @@ fn size(field: &str, container: &Container) -> Result<Size, Refusal> {
     Ok(Size { cpu: cpu.transpose()?.filter(|&n| n > 0), memory_mib: memory.transpose()?.filter(|&n| n > 0) })
 }
 
-/// The size that fits every container.
-fn largest(spec: &PodSpec) -> Result<Size, Refusal> {
-    let named = |kind: &'static str, all: &[Container]| {
-        let sizes = all.iter().enumerate().map(|(index, one)| size(&format!("spec.{kind}[{index}]"), one));
-        sizes.collect::<Vec<_>>()
-    };
-    let initial = named("initContainers", spec.init_containers.as_deref().unwrap_or_default());
-    named("containers", &spec.containers).into_iter().chain(initial).try_fold(Size::default(), |all, one| {
-        let one = one?;
+/// The size that fits every container of a VM.
+fn largest(spec: &PodSpec, segment: &Segment) -> Result<Size, Refusal> {
+    segment.containers(spec).try_fold(Size::default(), |all, one| {
+        let one = size(&field(spec, one), one)?;
         Ok(Size { cpu: all.cpu.max(one.cpu), memory_mib: all.memory_mib.max(one.memory_mib) })
     })
 }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::{Refusal, RefusalReason};
+use super::{Refusal, RefusalReason, field};
+use crate::state::Segment;
 use crate::volume::guest_path;
 
 /// Where the guest keeps the files of the set-up script.
@@ -19,19 +20,17 @@ struct Taken {
 
 /// Refuses mount paths that the guest cannot have.
 pub(crate) fn check(spec: &PodSpec) -> Result<(), Refusal> {
-    let init = spec.init_containers.iter().flatten().enumerate();
-    let init = init.map(|(index, container)| (format!("spec.initContainers[{index}]"), container));
-    let main = spec.containers.iter().enumerate();
-    let main = main.map(|(index, container)| (format!("spec.containers[{index}]"), container));
-    let mut elsewhere = Vec::new();
-    for (field, container) in init.chain(main) {
-        let own = check_container(&field, container, &elsewhere)?;
-        elsewhere.extend(own);
+    for segment in Segment::all(spec) {
+        let mut elsewhere = Vec::new();
+        for container in segment.containers(spec) {
+            let own = check_container(&field(spec, container), container, &elsewhere)?;
+            elsewhere.extend(own);
+        }
     }
     Ok(())
 }
 
-/// All containers run in one guest, and a mount is a link that stays for the next container. The same path is linked again, but a
+/// The containers of a segment run in one guest, and a mount is a link that stays for the next container. The same path is linked again, but a
 /// path inside another container's volume would change that volume. `elsewhere` are the mounts of the containers before.
 fn check_container(field: &str, container: &Container, elsewhere: &[Taken]) -> Result<Vec<Taken>, Refusal> {
     let mut taken: Vec<Taken> = Vec::new();
@@ -97,11 +96,7 @@ mod tests {
 
     #[test]
     fn containers_share_paths_but_not_parts_of_them() {
-        let refusal = |first: &str, second: &str| {
-            let with = |path| json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": path}]});
-            let spec = json!({"initContainers": [with(first)], "containers": [with(second)]});
-            check(&serde_json::from_value(spec).unwrap()).err().map(|refusal| refusal.message)
-        };
+        let refusal = |first: &str, second: &str| refusal_with("i", first, second);
         assert_eq!(refusal("/work", "/work"), None);
         assert_eq!(refusal("/tmp", "/private/tmp/"), None);
         assert_eq!(refusal("/work", "/var/tmp/work"), None);
@@ -109,7 +104,16 @@ mod tests {
         for (first, second) in [("/work", "/work/src"), ("/work/src", "/work"), ("/private/tmp", "/tmp/x")] {
             let message = refusal(first, second).unwrap();
             assert!(message.starts_with("spec.containers[0].volumeMounts[0].mountPath: "), "{message}");
+            assert_eq!(refusal_with("other", first, second), None, "in another VM");
         }
+    }
+
+    /// The refusal of a Pod with an init container of this image.
+    fn refusal_with(image: &str, first: &str, second: &str) -> Option<String> {
+        let with = |name, image, path| json!({"name": name, "image": image, "volumeMounts": [{"name": "v", "mountPath": path}]});
+        let spec =
+            json!({"initContainers": [with("a", image, first)], "containers": [with("b", "i", second)]});
+        check(&serde_json::from_value(spec).unwrap()).err().map(|refusal| refusal.message)
     }
 
     #[test]

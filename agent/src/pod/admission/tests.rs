@@ -57,6 +57,48 @@ fn the_strictest_pull_policy_of_all_containers_counts() {
 }
 
 #[test]
+fn each_vm_is_read_from_its_own_containers() {
+    let container = |name: &str, image: &str, policy: &str, memory: &str| {
+        json!({
+            "name": name, "image": image, "command": ["true"], "imagePullPolicy": policy,
+            "resources": {"limits": {"memory": memory}}, "ports": [{"containerPort": 80, "hostPort": 8080}],
+        })
+    };
+    let init = [container("one", "b", "Always", "8Gi"), container("two", "a", "Never", "2Gi")];
+    let pod =
+        pod(&json!({"initContainers": init, "containers": [container("main", "a", "IfNotPresent", "4Gi")]}));
+    let main = admit(&pod).unwrap();
+    assert_eq!((main.image.as_str(), main.pull, main.size.memory_mib), ("a", PullPolicy::Never, Some(4096)));
+    let [own, _] = Segment::all(pod.spec.as_ref().unwrap()).try_into().unwrap();
+    let own = read_segment(&pod, &own).unwrap();
+    assert_eq!((own.image.as_str(), own.pull, own.size.memory_mib), ("b", PullPolicy::Always, Some(8192)));
+    assert_eq!((own.container.as_str(), own.init.len(), own.memory_is_limit), ("main", 2, true));
+    // Ports of the host lead to the main container.
+    assert_eq!((own.host_ports.len(), main.host_ports.len()), (0, 1));
+}
+
+#[test]
+fn init_containers_with_an_image_of_their_own_are_admitted() {
+    let refusal = |init: Value, main: Value| {
+        let init = merged(&json!({"name": "init", "image": "b", "command": ["true"]}), &init);
+        let main = merged(&json!({"name": "main", "image": "a"}), &main);
+        admit(&pod(&json!({"initContainers": [init], "containers": [main]}))).map_err(|why| why.message)
+    };
+    assert!(refusal(json!({}), json!({"command": ["true"]})).is_ok());
+    assert!(refusal(json!({}), json!({})).is_ok(), "the main container's VM only boots");
+    for (init, field) in [
+        (json!({"image": "a"}), "spec.initContainers: "),
+        (json!({"command": []}), "spec.initContainers[0].command: "),
+        (json!({"image": "registry.test/MacOS:15"}), "spec.initContainers[0].image: "),
+        (json!({"image": ""}), "spec.initContainers[0].image: "),
+        (json!({"resources": {"limits": {"cpu": "99E"}}}), "spec.initContainers[0].resources.cpu: "),
+    ] {
+        let why = refusal(init, json!({})).unwrap_err();
+        assert!(why.starts_with(field), "{why}");
+    }
+}
+
+#[test]
 fn fields_that_need_a_command_are_refused_for_a_vm_that_only_boots() {
     let own = [
         json!({"workingDir": "/tmp"}),

@@ -25,7 +25,7 @@ use super::sync::decide::{Desired, Observation};
 use super::sync::restart::RestartDecision;
 use crate::apiserver::events::EventReason;
 use crate::duration;
-use crate::names::{Restart, VmName};
+use crate::names::VmName;
 use crate::state::{
     EndReason, Ending, NotStarted, Outcome, Progress, RestartPolicy, ShimSpec, Stage, StopCause, VmRunView,
 };
@@ -61,6 +61,12 @@ impl Context<'_> {
     /// The main container's name.
     pub(crate) fn container(&self) -> &str {
         self.plan.map_or("", |plan| &plan.container)
+    }
+
+    /// The kubelet's word for a container that has not started, if nothing is wrong.
+    fn creating(&self) -> &'static str {
+        let has_init = self.plan.is_ok_and(|plan| !plan.init.is_empty());
+        if has_init { "PodInitializing" } else { "ContainerCreating" }
     }
 
     /// Why a container does not start.
@@ -108,7 +114,7 @@ pub(crate) fn render(seen: &Observation, context: &Context<'_>) -> PodStatus {
     let phase = if failure.is_some() { Phase::Failed } else { phase(seen, &shown, container.restart_count) };
     let current = seen.runs.last();
     let address = address(current);
-    let init = init::statuses(context, current);
+    let init = init::statuses(seen, context);
     let facts = conditions::ConditionFacts {
         phase,
         has_address: address.is_some(),
@@ -174,12 +180,21 @@ enum Shown {
 
 fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> (ContainerStatus, Shown) {
     let current = seen.runs.last();
-    let previous = seen.runs.iter().rev().nth(1);
-    let restart = current.map_or(Restart(0), |run| run.restart);
+    let previous = seen.runs.iter().rev().skip(1).find(|run| run.has_main());
     let (state, last, shown) = match current {
         None => (waiting(context, plan), None, Shown::Waiting),
+        Some(run) if !run.has_main() => (waiting(context, plan), None, shown_before_main(seen, run)),
         Some(run) => match (&run.outcome, &run.progress) {
-            (Some(outcome), _) => over(seen, context, plan, run, outcome),
+            (Some(outcome), _) => {
+                let end = match &outcome.ending {
+                    // The main container never started.
+                    Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
+                    _ => end_of(run, outcome),
+                };
+                let next = seen.verdict(run, outcome);
+                let (state, last) = over(seen, context, &plan.container, end, next);
+                (state, last, Shown::Over(next))
+            }
             (None, Some(Progress { stage: Stage::Running { .. }, since, .. })) => {
                 (running(*since), None, Shown::Running)
             }
@@ -188,7 +203,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> (Conta
     };
     let before = previous.and_then(|view| view.outcome.as_ref().map(|outcome| end_of(view, outcome)));
     let runs = matches!(shown, Shown::Running);
-    let spec = current.and_then(|run| run.spec.as_ref());
+    let spec = current.and_then(|run| run.spec.as_ref()).filter(|spec| spec.main.is_some());
     let status = ContainerStatus {
         name: plan.container.clone(),
         image: image_of(spec, plan),
@@ -196,7 +211,7 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> (Conta
         container_id: spec.map(|spec| container_id(&spec.vm)),
         ready: runs && seen.health.is_none_or(|health| health.ready),
         started: Some(runs && seen.health.is_none_or(|health| health.started)),
-        restart_count: i32::try_from(restart.0).unwrap_or(i32::MAX),
+        restart_count: i32::try_from(VmRunView::main_restarts(&seen.runs)).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: Some(last.or(before).unwrap_or_default()),
         ..ContainerStatus::default()
@@ -204,42 +219,41 @@ fn container(seen: &Observation, context: &Context<'_>, plan: &VmPlan) -> (Conta
     (status, shown)
 }
 
+/// What follows from a VM that is only for init containers, for a main container that waits for it.
+fn shown_before_main(seen: &Observation, run: &VmRunView) -> Shown {
+    match run.outcome.as_ref().map(|outcome| seen.verdict(run, outcome)) {
+        Some(end @ (RestartDecision::Succeeded | RestartDecision::Failed)) => Shown::Over(end),
+        Some(RestartDecision::Restart { .. }) | None => Shown::Waiting,
+    }
+}
+
 /// The image of the current VM. The Pod may name another one by now.
 fn image_of(spec: Option<&ShimSpec>, plan: &VmPlan) -> String {
     spec.and_then(|spec| spec.image_name.clone()).unwrap_or_else(|| plan.image.clone())
 }
 
-/// A container that has ended: final, or waiting for its next start with the end as its last state.
+/// A container that has ended with its VM: final, or waiting for its next start with the end as its last state.
 fn over(
     seen: &Observation,
     context: &Context<'_>,
-    plan: &VmPlan,
-    run: &VmRunView,
-    outcome: &Outcome,
-) -> (ContainerState, Option<ContainerState>, Shown) {
-    let end = match &outcome.ending {
-        // The main container never started.
-        Ending::InitFailed { .. } => waiting_for("PodInitializing", None),
-        _ => end_of(run, outcome),
-    };
-    match (seen.verdict(run, outcome), context.trouble_of(&plan.container)) {
+    container: &str,
+    end: ContainerState,
+    next: RestartDecision,
+) -> (ContainerState, Option<ContainerState>) {
+    match (next, context.trouble_of(container)) {
         // The restart is due, but the VM cannot be created.
-        (next @ RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
-            let state = waiting_for(trouble.reason, Some(trouble.message.clone()));
-            (state, Some(end), Shown::Over(next))
+        (RestartDecision::Restart { at, .. }, Some(trouble)) if at <= seen.now => {
+            (waiting_for(trouble.reason, Some(trouble.message.clone())), Some(end))
         }
         // The container starts again at once, but the API server would take this end for final.
-        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _)
-            if is_final_end(seen.desired, &end) =>
-        {
-            (waiting(context, plan), Some(end), Shown::Over(next))
+        (RestartDecision::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.desired, &end) => {
+            (context.waiting_of(container, context.creating()), Some(end))
         }
-        (next @ RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None, Shown::Over(next)),
-        (next @ RestartDecision::Restart { delay, .. }, _) => {
-            let name = run.spec.as_ref().map_or("", |spec| &spec.main.name);
-            (backing_off(context.pod, name, delay), Some(end), Shown::Over(next))
+        (RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None),
+        (RestartDecision::Restart { delay, .. }, _) => {
+            (backing_off(context.pod, container, delay), Some(end))
         }
-        (next, _) => (end, None, Shown::Over(next)),
+        (RestartDecision::Succeeded | RestartDecision::Failed, _) => (end, None),
     }
 }
 
@@ -293,8 +307,7 @@ fn backing_off(pod: &Pod, container: &str, delay: Duration) -> ContainerState {
 }
 
 fn waiting(context: &Context<'_>, plan: &VmPlan) -> ContainerState {
-    let otherwise = if plan.init.is_empty() { "ContainerCreating" } else { "PodInitializing" };
-    context.waiting_of(&plan.container, otherwise)
+    context.waiting_of(&plan.container, context.creating())
 }
 
 fn running(since: Timestamp) -> ContainerState {
@@ -322,11 +335,12 @@ fn waiting_for(reason: &str, message: Option<String>) -> ContainerState {
 
 fn end_of(run: &VmRunView, outcome: &Outcome) -> ContainerState {
     let cause = run.effective_stop().and_then(|stop| stop.cause);
-    terminated(run.spec.as_ref(), cause.filter(|cause| cause.is_failure()), outcome)
+    let vm = run.spec.as_ref().map(|spec| &spec.vm);
+    terminated(vm, cause.filter(|cause| cause.is_failure()), outcome)
 }
 
 /// The end of a container; `failed` is what it was stopped for, if that was its own failure.
-fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outcome) -> ContainerState {
+fn terminated(vm: Option<&VmName>, failed: Option<StopCause>, outcome: &Outcome) -> ContainerState {
     let (mut code, mut reason) = (outcome.ending.exit_code(), outcome.ending.reason());
     let message = match &outcome.ending {
         Ending::Stopped { .. } if let Some(cause) = failed => {
@@ -339,7 +353,7 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
             message.clone().or_else(|| failed.map(|cause| format!("the container {cause} and was stopped")))
         }
         Ending::InitFailed { container, .. } => Some(format!("init container {container} failed")),
-        Ending::Stopped { killed: false } => None,
+        Ending::Stopped { killed: false } | Ending::Initialized => None,
         Ending::Stopped { killed: true } => {
             Some("the VM did not shut down within its grace period and was killed".to_owned())
         }
@@ -358,7 +372,7 @@ fn terminated(spec: Option<&ShimSpec>, failed: Option<StopCause>, outcome: &Outc
         message,
         started_at: outcome.started_at.map(Time),
         finished_at: Some(Time(outcome.finished_at)),
-        container_id: spec.map(|spec| container_id(&spec.vm)),
+        container_id: vm.map(container_id),
         ..ContainerStateTerminated::default()
     };
     ContainerState { terminated: Some(terminated), ..ContainerState::default() }

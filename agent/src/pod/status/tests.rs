@@ -5,10 +5,11 @@ use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
 use super::*;
+use crate::names::Restart;
 use crate::pod::admission::RefusalReason;
 use crate::pod::sync::decide::Deadline;
 use crate::probe::state::ContainerHealth;
-use crate::state::{InitStage, InitState, RestartPolicy, ShimSpec, StopCause, StopRequest};
+use crate::state::{InitStage, InitState, InitVm, RestartPolicy, Segment, ShimSpec, StopCause, StopRequest};
 use crate::testing::from_json;
 
 fn at(second: i64) -> Timestamp {
@@ -147,7 +148,7 @@ fn an_ended_init_container_stays_ended_when_its_records_are_lost() {
 #[test]
 fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_demands_it() {
     let with_init = with_init();
-    let running = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 1, last: None };
+    let running = InitState { now: InitStage::Running(at(50)), restarts: 1, ..InitState::new("init") };
     let again = VmRunView { init: vec![running], ..vm_run(1, BOOTING, None) };
     let seen = seen(NEVER, vec![vm_run(0, None, Some(Ending::Lost)), again]);
     for (policy, code, is_kept) in
@@ -168,7 +169,7 @@ fn an_init_container_that_runs_again_stays_terminated_where_the_api_server_deman
 #[test]
 fn an_init_container_ends_with_its_vm() {
     let with_init = with_init();
-    let init = InitState { name: "init".into(), now: InitStage::Running(at(50)), restarts: 0, last: None };
+    let init = InitState { now: InitStage::Running(at(50)), ..InitState::new("init") };
     let state = |ending| {
         let run = VmRunView { init: vec![init.clone()], ..vm_run(0, BOOTING, ending) };
         let status = shown_as(&with_init, &seen(NEVER, vec![run]));
@@ -181,6 +182,84 @@ fn an_init_container_ends_with_its_vm() {
     let lost = lost.terminated.unwrap();
     assert_eq!(started, Some(false));
     assert_eq!((lost.exit_code, lost.reason.as_deref()), (137, Some("ContainerStatusUnknown")));
+}
+
+/// A VM that is only for the init container, with this end and state of it.
+fn init_vm(restart: u32, ending: Option<Ending>, now: Option<InitStage>) -> VmRunView {
+    let run = vm_run(restart, BOOTING, ending);
+    let vm = VmName::new("0b1c".parse().unwrap(), Restart(restart));
+    let spec = ShimSpec::example_of_init(vm, &["init"]);
+    let spec = ShimSpec { image_name: Some("tools".into()), main_restarts: Some(0), ..spec };
+    let init = now.map(|now| InitState { now, ..InitState::new("init") });
+    VmRunView { spec: Some(spec), init: init.into_iter().collect(), ..run }
+}
+
+/// How an init container has ended.
+fn init_over(code: i32) -> Option<InitStage> {
+    Some(InitStage::Over(Outcome { ending: exited(code), started_at: Some(at(50)), finished_at: at(60) }))
+}
+
+#[test]
+fn a_pod_whose_init_container_has_a_vm_of_its_own_waits_until_it_is_over() {
+    let failed = || Ending::InitFailed { container: "init".into(), code: 3 };
+    let lost = || Some(Ending::Lost);
+    let initialized = || init_vm(0, Some(Ending::Initialized), init_over(0));
+    let running = || init_vm(0, None, Some(InitStage::Running(at(50))));
+    let backs_off = "waiting CrashLoopBackOff";
+    let table = [
+        (seen(NEVER, vec![init_vm(0, None, None)]), "Pending", "waiting PodInitializing"),
+        (seen(NEVER, vec![running()]), "Pending", "running"),
+        (seen(NEVER, vec![initialized()]), "Pending", "terminated 0"),
+        (seen(NEVER, vec![initialized(), VmRunView::example(1)]), "Pending", "terminated 0"),
+        // The init container's end is that of its VM.
+        (seen(NEVER, vec![init_vm(0, Some(failed()), init_over(3))]), "Failed", "terminated 3"),
+        (seen(NEVER, vec![init_vm(0, lost(), Some(InitStage::Running(at(50))))]), "Failed", "terminated 137"),
+        (seen(NEVER, vec![init_vm(0, lost(), None)]), "Failed", "terminated 137"),
+        (seen(ALWAYS, vec![init_vm(0, lost(), None)]), "Pending", "terminated 137"),
+        (seen(ALWAYS, vec![crashed(init_vm(1, lost(), None))]), "Pending", backs_off),
+        // The Pod is deleted before its main container has run.
+        (seen(STOP, vec![running()]), "Pending", "running"),
+        (seen(STOP, vec![initialized()]), "Failed", "terminated 0"),
+    ];
+    for (observation, phase, init) in table {
+        let status = shown_as(&with_init(), &observation);
+        assert_eq!(status.phase.as_deref(), Some(phase), "{observation:#?}");
+        let shown = status.init_container_statuses.clone().unwrap().remove(0);
+        let state = shown.state.clone().unwrap();
+        let words = match (&state.waiting, &state.running, &state.terminated) {
+            (Some(waiting), ..) => format!("waiting {}", waiting.reason.as_deref().unwrap_or_default()),
+            (_, Some(_), _) => "running".to_owned(),
+            (.., Some(end)) => format!("terminated {}", end.exit_code),
+            _ => String::new(),
+        };
+        assert_eq!(words, init, "{observation:#?}");
+        if words == backs_off {
+            assert_eq!(shown.last_state.unwrap().terminated.unwrap().exit_code, 137);
+        }
+        let main = main_of(status);
+        let waits = main.state.unwrap().waiting.and_then(|waiting| waiting.reason);
+        assert_eq!((waits.as_deref(), main.restart_count), (Some("PodInitializing"), 0));
+        assert_eq!((main.container_id, main.image.as_str()), (None, "registry.test/macos:15"));
+    }
+}
+
+#[test]
+fn an_init_container_shows_the_vm_that_it_has_run_in() {
+    let spec = init_vm(0, None, None).spec.unwrap();
+    let ran_in = Some(InitVm { vm: spec.vm, image: spec.image, image_name: spec.image_name });
+    let before = InitState { now: init_over(0).unwrap(), ran_in, ..InitState::new("init") };
+    let mut main = vm_run(1, RUNNING, None);
+    let spec = main.spec.as_mut().unwrap();
+    (spec.init_before, spec.main_restarts) = (vec![before], Some(0));
+    spec.image = "registry.test/macos@sha256:1".into();
+    let status = shown_as(&with_init(), &seen(ALWAYS, vec![main]));
+    let init = status.init_container_statuses.clone().unwrap().remove(0);
+    assert_eq!((init.image.as_str(), init.image_id.as_str()), ("tools", "registry.test/macos@sha256:0"));
+    assert_eq!(init.container_id.as_deref(), Some("tart://tk-0b1c-0"));
+    let end = init.state.unwrap().terminated.unwrap();
+    assert_eq!((end.container_id.as_deref(), init.ready), (Some("tart://tk-0b1c-0"), true));
+    let main = main_of(status);
+    assert_eq!((main.container_id.as_deref(), main.restart_count), (Some("tart://tk-0b1c-1"), 0));
 }
 
 #[test]
@@ -274,7 +353,8 @@ fn a_container_shows_its_current_image_until_it_restarts() {
         ..view
     };
     let main = |desired, view| {
-        let status = shown(&Observation { image: Some("new".into()), ..seen(desired, vec![view]) });
+        let status =
+            shown(&Observation { segments: vec![Segment::example("new")], ..seen(desired, vec![view]) });
         (status.phase.clone().unwrap(), main_of(status))
     };
     let (phase, container) = main(NEVER, old(vm_run(0, RUNNING, None)));

@@ -3,6 +3,7 @@
 pub(crate) mod decide;
 pub(crate) mod desired;
 pub(crate) mod image_backoff;
+pub(crate) mod next_vm;
 pub(crate) mod restart;
 pub(crate) mod start_progress;
 pub(crate) mod time;

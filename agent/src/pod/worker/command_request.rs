@@ -18,7 +18,9 @@ impl Worker {
         let Some(container) = containers.find(|container| container.name == request.container) else {
             return Err(StepError::NoContainer(request.container));
         };
-        let image = self.plan.as_ref().map(|plan| plan.image.clone()).unwrap_or_default();
+        // As in the kubelet, another image does not stop init containers that have a VM of their own.
+        let has_main = run.view()?.has_main();
+        let image = self.plan.as_ref().ok().filter(|_| has_main).map(|plan| plan.image.clone());
         let dir = self.dir.clone();
         // The worker reads the file again, and reports it if it cannot.
         let is_evicted = move || matches!(dir.evicted(), Ok(Some(_)));

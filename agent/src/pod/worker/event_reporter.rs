@@ -1,6 +1,8 @@
 //! What a worker reports of its Pod: the status, Events, each of them once, and metrics.
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, PodStatus};
 use tracing::warn;
 
 use super::fetch::inputs::MissingInput;
@@ -11,11 +13,12 @@ use crate::fs::file::FileError;
 use crate::metrics::Metrics;
 use crate::names::{PodName, Restart};
 use crate::pod::status::manager::StatusManager;
-use crate::pod::status::{Context, TOO_LONG, ephemeral, is_final, render};
+use crate::pod::status::{Context, TOO_LONG, Trouble, ephemeral, is_final, render};
 use crate::pod::sync::decide::{Desired, Observation};
 use crate::pod::sync::image_backoff::ImageFailure;
 use crate::pod::sync::restart::RestartDecision;
 use crate::pod::sync::start_progress::{stages, start, waits};
+use crate::state::segment::init_field_path;
 use crate::state::{EndReason, Ending, InitStage, NotStarted, PodDir, Stage, VmRunView};
 use crate::volume::MountFailure;
 
@@ -43,6 +46,8 @@ struct ReportedEvents {
     stale_volumes: Vec<MountFailure>,
     created: LastReported<Restart>,
     started: LastReported<Restart>,
+    /// Init containers, and how often each had been restarted.
+    init_started: BTreeMap<String, u32>,
     ended: LastReported<Restart>,
     backs_off: LastReported<Restart>,
     /// The init container that was last reported to back off, and how often it had been restarted.
@@ -99,7 +104,10 @@ impl EventReporter {
         if waits(seen) {
             self.metrics().pod_waits(self.dir.uid(), accepted_at);
         }
-        let image_trouble = image_failure.map(|failure| failure.shown(seen.now));
+        // As in the kubelet, only the init container whose turn it is lacks its image.
+        let next = seen.segments.get(seen.next_segment()).filter(|segment| segment.main.is_none());
+        let container = next.and_then(|segment| segment.init.first().cloned());
+        let image_trouble = image_failure.map(|failure| Trouble { container, ..failure.shown(seen.now) });
         let before = self.last_status.as_ref().or(pod.status.as_ref());
         let trouble = image_trouble.as_ref().or(context.trouble);
         let context = Context { before, accepted_at, trouble, ..*context };
@@ -144,32 +152,61 @@ impl EventReporter {
         if let Some(start) = start(run, *address_patience, seen.now) {
             starts.report(&start);
         }
-        self.report_start(run, context);
+        self.report_start(run, VmRunView::main_restarts(&seen.runs), context);
+        self.report_init_starts(run, pod);
         self.report_end(seen, run, pod);
         self.report_back_off(seen, run, context);
         self.report_notices(pod, run);
     }
 
-    fn report_start(&mut self, run: &VmRunView, context: &Context<'_>) {
+    fn report_start(&mut self, run: &VmRunView, main_restarts: u32, context: &Context<'_>) {
         let (pod, Some(progress)) = (context.pod, &run.progress) else { return };
-        if run.outcome.is_some() || shows_running(pod, run.restart) {
+        if run.outcome.is_some() || (run.has_main() && shows_running(pod, main_restarts)) {
             return;
         }
         let place = self.dir.run(run.restart);
         if let Stage::Booting | Stage::Up { .. } | Stage::Running { .. } = progress.stage
             && self.reported.created.is_new(run.restart)
         {
-            let note = format!("Created container {}: VM {} boots", context.container(), place.vm());
-            self.events().normal(pod, EventReason::Created, &note);
+            let init = run.spec.as_ref().and_then(|spec| spec.init.first()).map(|first| first.name.as_str());
+            let (name, field_path) = match init {
+                Some(name) => (name, init_field_path(name)),
+                None => (context.container(), main_field_path(context)),
+            };
+            let note = format!("Created container {name}: VM {} boots", place.vm());
+            let container = Events::container(pod, field_path);
+            self.events().about(container, false, EventReason::Created, &note);
         }
         if let Stage::Running { address } = progress.stage
             && self.reported.started.is_new(run.restart)
         {
             let note = format!("VM {} runs at {address}", place.vm());
-            self.events().normal(pod, EventReason::Started, &note);
+            let container = Events::container(pod, main_field_path(context));
+            self.events().about(container, false, EventReason::Started, &note);
             // Steps that cannot be read cost the metrics only.
             for (stage, took) in stages(&place.steps().unwrap_or_default()) {
                 self.metrics().stage_took(stage, took);
+            }
+        }
+    }
+
+    /// Reports each start of an init container, once. One that the API server shows as started was reported before.
+    fn report_init_starts(&mut self, run: &VmRunView, pod: &Pod) {
+        for state in &run.init {
+            let has_started = match &state.now {
+                InitStage::Running(_) | InitStage::BackOff(_) => true,
+                InitStage::Over(outcome) => outcome.started_at.is_some(),
+                InitStage::Waiting | InitStage::Newer(_) => false,
+            };
+            let before = self.reported.init_started.get(&state.name);
+            if !has_started || before == Some(&state.restarts) {
+                continue;
+            }
+            self.reported.init_started.insert(state.name.clone(), state.restarts);
+            if !shows_init_started(pod, &state.name, state.restarts) {
+                let container = Events::container(pod, init_field_path(&state.name));
+                let note = format!("Started container {}", state.name);
+                self.events().about(container, false, EventReason::Started, &note);
             }
         }
     }
@@ -210,7 +247,8 @@ impl EventReporter {
             _ => return,
         }
         if self.reported.backs_off.is_new(run.restart) {
-            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(context.container()));
+            let container = run.failed_init().map_or(context.container(), |(name, _)| name);
+            self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(container));
         }
     }
 
@@ -266,8 +304,8 @@ impl EventReporter {
         self.reported.missing_input = LastReported::default();
     }
 
-    pub(super) fn image_failed(&mut self, pod: &Pod, failure: &ImageFailure, reason: &str) {
-        self.events().warning(pod, EventReason::Failed, &failure.message);
+    pub(super) fn image_failed(&mut self, container: ObjectReference, failure: &ImageFailure, reason: &str) {
+        self.events().about(container, true, EventReason::Failed, &failure.message);
         self.metrics().failed(reason);
         self.reported.image_backs_off = LastReported::default();
     }
@@ -282,10 +320,25 @@ impl EventReporter {
 }
 
 /// Whether the API already shows a Pod's container as running, after this many restarts.
-fn shows_running(pod: &Pod, restart: Restart) -> bool {
+fn shows_running(pod: &Pod, restarts: u32) -> bool {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
     statuses.and_then(|all| all.first()).is_some_and(|status| {
         let running = status.state.as_ref().is_some_and(|state| state.running.is_some());
-        running && u32::try_from(status.restart_count).is_ok_and(|count| count == restart.0)
+        running && u32::try_from(status.restart_count).is_ok_and(|count| count == restarts)
     })
+}
+
+/// The same for an init container, which may have ended since.
+fn shows_init_started(pod: &Pod, name: &str, restarts: u32) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
+    statuses.into_iter().flatten().filter(|status| status.name == name).any(|status| {
+        let state = status.state.as_ref();
+        let has_started = state.is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+        has_started && u32::try_from(status.restart_count).is_ok_and(|count| count == restarts)
+    })
+}
+
+/// The main container's place in its Pod, as Events name it.
+fn main_field_path(context: &Context<'_>) -> String {
+    format!("spec.containers{{{}}}", context.container())
 }

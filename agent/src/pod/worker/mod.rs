@@ -31,12 +31,13 @@ use super::status::{Context, is_final};
 use super::sync::decide::{Decision, Desired, Observation, decide};
 use super::sync::desired::{deadline, started};
 use super::sync::image_backoff::ImageFailure;
+use super::sync::next_vm::next_segment;
 use super::sync::time::between;
 use crate::clock;
 use crate::crash_point;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
-use crate::state::{PodDir, PodRecord, VmRun, VmRunView};
+use crate::state::{PodDir, PodRecord, Segment, VmRun, VmRunView};
 use disk_space::PodDiskSpace;
 use event_reporter::EventReporter;
 use fetch::Fetches;
@@ -133,7 +134,8 @@ impl Worker {
             debug!(pod = %self.name, ?decision, "decided");
             // A fetch lasts for as long as a VM with its image is to be planned.
             let is_plan = matches!(decision, Decision::Plan { .. });
-            if self.fetches.keep_for(seen.image.as_deref().filter(|_| is_plan)) {
+            let planned = seen.segments.get(seen.next_segment()).filter(|_| is_plan);
+            if self.fetches.keep_for(planned) {
                 self.retries.called_off();
                 continue;
             }
@@ -178,8 +180,10 @@ impl Worker {
         let own = Some(self.dir.path()).filter(|path| is_of_interest && path.is_dir());
         self.watcher.watch(lasting.into_iter().chain(own));
         let runs = runs.iter().map(VmRun::view).collect::<Result<Vec<_>, _>>()?;
+        let segments = segments(&pod);
+        let next = segments.get(next_segment(&segments, &runs)).map(|segment| segment.image.as_str());
         // The failure of another image says nothing of this one.
-        self.fetches.image_failure.take_if(|failure| !failure.is_about(image_of(&pod)));
+        self.fetches.image_failure.take_if(|failure| !failure.is_about(next));
         self.probes.follow(&pod, desired, runs.last());
         if matches!(desired, Desired::Run(_) | Desired::Stop(_))
             && runs.iter().any(|run| run.outcome.is_none())
@@ -203,7 +207,7 @@ impl Worker {
             desired: self.updates.desired,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
-            image: image_of(&pod).map(str::to_owned),
+            segments: segments(&pod),
             runs,
             started: started(&pod, self.dir.uid()),
             health: self.probes.health(),
@@ -241,7 +245,7 @@ impl Worker {
     async fn fetch(&mut self, decision: Decision, seen: &Observation) {
         if !self.fetches.has_begun() {
             crash_point::point("agent.plan.before");
-            if let Err(error) = self.begin_fetch() {
+            if let Err(error) = self.begin_fetch(seen) {
                 self.failed(decision, &error).await;
                 return;
             }
@@ -280,7 +284,7 @@ impl Worker {
                 let record = PodRecord { pod: self.name.clone(), accepted_at: Timestamp::now() };
                 self.dir.accept(&record)?;
             }
-            Decision::Plan { restart, crashes } => self.plan(restart, crashes)?,
+            Decision::Plan { restart, crashes, .. } => self.plan(restart, crashes)?,
             Decision::RecordMissingRun(restart) => self.recall(restart).await?,
             Decision::Launch(restart) => self.launch(restart).await?,
             Decision::SendCommand(restart) => self.answer_command_request(restart).await?,
@@ -310,7 +314,7 @@ impl Worker {
     }
 }
 
-/// The image that a Pod names.
-fn image_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref().and_then(|spec| spec.containers.first()?.image.as_deref())
+/// The containers of a Pod by the VMs that they run in.
+fn segments(pod: &Pod) -> Vec<Segment> {
+    pod.spec.as_ref().map(Segment::all).unwrap_or_default()
 }

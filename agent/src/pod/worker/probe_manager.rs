@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Resource as _;
 
 use crate::apiserver::events::Events;
 use crate::clock;
@@ -145,8 +144,7 @@ fn count(pod: &Pod, container: &str, metrics: &Metrics) -> Count {
 
 /// Writes Events about the container. The same note again is counted; another note is another Event.
 fn tell(pod: &Arc<Pod>, container: &str, events: &Events) -> Tell {
-    let mut reference = pod.object_ref(&());
-    reference.field_path = Some(format!("spec.containers{{{container}}}"));
+    let reference = Events::container(pod, format!("spec.containers{{{container}}}"));
     let last: Mutex<(String, Events)> = Mutex::new((String::new(), events.clone()));
     let events = events.clone();
     Arc::new(move |reason, note| {

@@ -163,10 +163,12 @@ impl Worker {
         scrubbed.or_else(|_| run.remove_secrets())?;
         run.mark_cleaned()?;
         // A clone that failed may mean that the image is gone.
-        if let (Some(Outcome { ending: Ending::NotStarted { .. }, .. }), Ok(plan)) =
-            (view.outcome, &self.plan)
-        {
-            self.host.images.images.forget(&plan.image);
+        if let Some(Outcome { ending: Ending::NotStarted { .. }, .. }) = view.outcome {
+            let planned = view.spec.and_then(|spec| spec.image_name);
+            let named = || self.plan.as_ref().ok().map(|plan| plan.image.clone());
+            if let Some(image) = planned.or_else(named) {
+                self.host.images.images.forget(&image);
+            }
         }
         Ok(())
     }

@@ -67,11 +67,11 @@ impl PodUpdates {
         }
     }
 
-    /// Waits until the Pod is not to run any more, not for longer, or not with this image. The eviction manager and the worker evict
+    /// Waits until the Pod is not to run any more, not for longer, or its main container not with this image. The eviction manager and the worker evict
     /// with a file, which wakes `state_changed`.
     pub(super) fn called_off<F: Fn() -> bool + Send>(
         &self,
-        image: String,
+        image: Option<String>,
         state_changed: Arc<Notify>,
         is_evicted: F,
     ) -> impl Future<Output = ()> + Send + use<F> {
@@ -79,7 +79,8 @@ impl PodUpdates {
         async move {
             loop {
                 let deadline = deadline(&pods.borrow_and_update());
-                let has_changed = read(&pods.borrow()).is_ok_and(|plan| plan.image != image);
+                let is_other = |image: &String| read(&pods.borrow()).is_ok_and(|plan| plan.image != *image);
+                let has_changed = image.as_ref().is_some_and(is_other);
                 let is_to_run = matches!(desired(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
                 let left = deadline.map(|deadline| between(clock::now(), deadline.at));
                 if !is_to_run || has_changed || left == Some(Duration::ZERO) || is_evicted() {
@@ -128,7 +129,7 @@ mod tests {
         let begin = || {
             let evicted = evicted.clone();
             let is_evicted = move || evicted.load(Ordering::Relaxed);
-            Box::pin(updates.called_off("i".to_owned(), state_changed.clone(), is_evicted))
+            Box::pin(updates.called_off(Some("i".to_owned()), state_changed.clone(), is_evicted))
         };
         let mut waiting = begin();
         assert_eq!(waiting.as_mut().now_or_never(), None);

@@ -1,4 +1,4 @@
-//! Init containers: one after the other, in the guest of the main container.
+//! Init containers: one after the other, in the guest of the main container or in one of their own.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -25,11 +25,12 @@ enum Next {
 }
 
 impl Shim {
-    /// Runs each init container until it succeeds. An error when the main container cannot start.
+    /// Runs each init container until it succeeds. An error when nothing can run after them.
     pub(super) async fn run_init_containers(&self, guest: &mut Guest, address: IpAddr) -> Result<(), Ending> {
         let before = |spec: &ContainerSpec| {
             let known = self.spec.init_before.iter().find(|state| state.name == spec.name);
-            known.cloned().unwrap_or_else(|| InitState::new(&spec.name))
+            let known = known.cloned().unwrap_or_else(|| InitState::new(&spec.name));
+            InitState { ran_in: None, ..known }
         };
         let mut states: Vec<InitState> = self.spec.init.iter().map(before).collect();
         for (index, planned) in self.spec.init.iter().enumerate() {

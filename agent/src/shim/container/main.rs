@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::{ContainerStart, exit_code, sync_shares};
 use crate::crash_point;
+use crate::guest::Guest;
 use crate::guest::script::ContainerScripts;
 use crate::shim::Shim;
 use crate::shim::network::host_ports::HostPorts;
@@ -33,7 +34,8 @@ pub(in crate::shim) struct MainContainer {
 }
 
 impl Shim {
-    /// Waits for the guest's address, then runs its containers. Without a command it ends only with a stop request or a failure.
+    /// Waits for the guest's address, then runs its containers: init containers, and the main container where it is in this VM. A main
+    /// container without a command ends only with a stop request or a failure.
     pub(in crate::shim) async fn run_guest(&self, ports: &HostPorts) -> GuestEnd {
         let mut stop = self.stop.clone();
         let limit = self.spec.boot_limit;
@@ -47,7 +49,10 @@ impl Shim {
             return replaced.into();
         }
         let _forwarding = ports.forward_to(address);
-        let Some(command) = &self.spec.main.command else { return self.run_boot_only(address).await };
+        let main = self.spec.main.as_ref();
+        if let Some(main) = main.filter(|main| main.command.is_none()) {
+            return self.run_boot_only(main, address).await;
+        }
         self.enter(Stage::Up { address });
         crash_point::point("shim.up");
         let agent = tokio::select! {
@@ -60,13 +65,17 @@ impl Shim {
         if let Err(ending) = self.run_init_containers(&mut guest, address).await {
             return GuestEnd::Ended(ending);
         }
+        let Some((main, command)) = main.and_then(|main| Some((main, main.command.as_ref()?))) else {
+            self.sync_shares(&mut guest).await;
+            return GuestEnd::Ended(Ending::Initialized);
+        };
         let is_first = self.spec.init.is_empty();
-        let asks = self.spec.main.asks_for_command && !is_first;
-        let Some(command) = self.command_of(&self.spec.main, command, asks.then_some(0)).await else {
+        let asks = main.asks_for_command && !is_first;
+        let Some(command) = self.command_of(main, command, asks.then_some(0)).await else {
             return stopped_before_start().into();
         };
         let start = ContainerStart {
-            spec: &self.spec.main,
+            spec: main,
             command: &command,
             address,
             identity: is_first.then_some(&self.spec.identity),
@@ -74,10 +83,17 @@ impl Shim {
         };
         let started = |_, scripts: &ContainerScripts| self.main_started(address, Some(scripts));
         let ending = self.run_container(&mut guest, start, started).await;
-        if ending != Ending::Lost && self.spec.shares.iter().any(|share| !share.read_only) {
-            sync_shares(&mut guest).await;
+        if ending != Ending::Lost {
+            self.sync_shares(&mut guest).await;
         }
         GuestEnd::Ended(ending)
+    }
+
+    /// Has the guest write to the host what it has written to the Pod's volumes.
+    async fn sync_shares(&self, guest: &mut Guest) {
+        if self.spec.shares.iter().any(|share| !share.read_only) {
+            sync_shares(guest).await;
+        }
     }
 
     pub(in crate::shim) fn main_started(&self, address: IpAddr, scripts: Option<&ContainerScripts>) {

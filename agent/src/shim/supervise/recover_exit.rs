@@ -31,7 +31,7 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) async fn ask_guest(run: &VmRun, tart: &Tart) -> Result<(), FileError> {
     let view = run.view()?;
     if let Some(spec) = &view.spec {
-        if spec.main.command.is_none() {
+        if spec.only_boots() {
             wait_for_shutdown(run, &view).await?;
         } else if let Some(command) = run.last_command()? {
             ask_for_exit_code(run, tart, spec, &view, &command).await?;
@@ -42,7 +42,8 @@ pub(crate) async fn ask_guest(run: &VmRun, tart: &Tart) -> Result<(), FileError>
 
 /// The outcome of a container whose shim is gone, if the shim or the guest has left one.
 pub(crate) fn known_outcome(view: &VmRunView, now: Timestamp) -> Option<Outcome> {
-    view.result.clone().or_else(|| init_failure(view)).or_else(|| failure_of_guest(view, now))
+    let of_init = || init_failure(view).or_else(|| initialized(view));
+    view.result.clone().or_else(of_init).or_else(|| failure_of_guest(view, now))
 }
 
 /// The outcome that a guest without a command has left, if it is a failure. After a stop it does not count. Nor does a success: the host
@@ -67,6 +68,19 @@ fn init_failure(view: &VmRunView) -> Option<Outcome> {
     })
 }
 
+/// The outcome of a VM that is only for init containers, all of which have succeeded.
+fn initialized(view: &VmRunView) -> Option<Outcome> {
+    let spec = view.spec.as_ref().filter(|spec| spec.main.is_none())?;
+    let end = |container: &ContainerSpec| {
+        let state = view.init.iter().find(|state| state.name == container.name && state.has_succeeded());
+        state.and_then(
+            |state| if let InitStage::Over(end) = &state.now { Some(end.finished_at) } else { None },
+        )
+    };
+    let ends: Vec<Timestamp> = spec.init.iter().map(end).collect::<Option<_>>()?;
+    Some(Outcome { ending: Ending::Initialized, started_at: None, finished_at: ends.into_iter().max()? })
+}
+
 /// Waits for the shutdown of a guest without a command that has left a failure.
 async fn wait_for_shutdown(run: &VmRun, view: &VmRunView) -> Result<(), FileError> {
     if view.result.is_some() || failure_of_guest(view, Timestamp::now()).is_none() {
@@ -88,8 +102,8 @@ async fn ask_for_exit_code(
     command: &LastCommand,
 ) -> Result<(), FileError> {
     let is_the_commands = |one: &&ContainerSpec| one.name == command.container;
-    let Some(container) = spec.init.iter().chain([&spec.main]).find(is_the_commands) else { return Ok(()) };
-    let is_main = container.name == spec.main.name;
+    let Some(container) = spec.init.iter().chain(&spec.main).find(is_the_commands) else { return Ok(()) };
+    let is_main = spec.is_main(&container.name);
     let known = match &view.result {
         None => None,
         // The shim knew the exit code, and not yet the termination message.
@@ -107,9 +121,12 @@ async fn ask_for_exit_code(
     let outcome = Outcome { ending, started_at: Some(command.started_at), finished_at };
     if is_main {
         run.record_result(&outcome)?;
-        if spec.shares.iter().any(|share| !share.read_only) {
-            sync_shares(&mut guest).await;
-        }
+    }
+    // The next VM has the same volumes.
+    if (is_main || spec.main.is_none()) && spec.shares.iter().any(|share| !share.read_only) {
+        sync_shares(&mut guest).await;
+    }
+    if is_main {
         return Ok(());
     }
     let mut states = view.init.clone();
@@ -159,7 +176,7 @@ mod tests {
     }
 
     fn init(now: InitStage) -> InitState {
-        InitState { name: "init".into(), now, restarts: 0, last: None }
+        InitState { now, ..InitState::new("init") }
     }
 
     /// A run without a shim, with a change to its spec.
@@ -197,6 +214,28 @@ mod tests {
             let expected = failed.map(|code| Ending::InitFailed { container: "init".into(), code });
             let end = known_outcome(&run.view().unwrap(), NOW).map(|end| end.ending);
             assert_eq!(end, expected, "{restart} {stage:?}");
+        }
+    }
+
+    #[test]
+    fn a_vm_for_init_containers_is_done_when_all_have_succeeded() {
+        let over =
+            |name: &str, code| InitState { now: InitStage::Over(outcome(code)), ..InitState::new(name) };
+        for (states, is_done) in [
+            (vec![], false),
+            (vec![over("one", 0)], false),
+            (vec![over("one", 0), over("two", 1)], false),
+            (vec![over("one", 0), over("two", 0)], true),
+        ] {
+            let (_dir, run) = without_shim(|spec| {
+                *spec = ShimSpec {
+                    restart_init: true,
+                    ..ShimSpec::example_of_init(spec.vm.clone(), &["one", "two"])
+                };
+            });
+            run.record_init(&states).unwrap();
+            let end = known_outcome(&run.view().unwrap(), NOW).map(|end| end.ending);
+            assert_eq!(end, is_done.then_some(Ending::Initialized), "{states:?}");
         }
     }
 

@@ -6,8 +6,8 @@ use super::{Holder, VmRun};
 use crate::clock;
 use crate::fs::file::FileError;
 use crate::names::Restart;
-use crate::state::outcome::Outcome;
-use crate::state::records::{CommandRequest, InitState, Notice, Progress, Stage, StopRequest};
+use crate::state::outcome::{Ending, Outcome};
+use crate::state::records::{CommandRequest, InitStage, InitState, Notice, Progress, Stage, StopRequest};
 use crate::state::shim_spec::ShimSpec;
 
 /// All files of a VM run, read in an order that makes them consistent.
@@ -81,12 +81,54 @@ impl VmRunView {
         self.spec.as_ref().map_or(0, |spec| spec.crashes)
     }
 
-    /// The init containers, as this run or those before it left them.
-    pub(crate) fn init_states(&self) -> &[InitState] {
-        match &self.spec {
-            Some(spec) if self.init.is_empty() => &spec.init_before,
-            _ => &self.init,
+    /// Whether the run is the main container's, and not only for init containers. A run whose spec is lost counts as the main container's:
+    /// it may have started.
+    pub(crate) fn has_main(&self) -> bool {
+        self.spec.as_ref().is_none_or(|spec| spec.main.is_some())
+    }
+
+    /// How often the main container had restarted before the last of a Pod's runs.
+    pub(crate) fn main_restarts(runs: &[Self]) -> u32 {
+        let Some((last, before)) = runs.split_last() else { return 0 };
+        match &last.spec {
+            Some(spec) => spec.main_restarts.unwrap_or(last.restart.0),
+            None if before.is_empty() => last.restart.0,
+            None => Self::next_main_restarts(before),
         }
+    }
+
+    /// How often the main container will have restarted before the run that follows these.
+    pub(crate) fn next_main_restarts(runs: &[Self]) -> u32 {
+        // Without a spec, it may have started if a shim had begun the run.
+        let may_have_run = |last: &Self| last.spec.is_some() || last.begun || last.outcome.is_some();
+        let has_run = |last: &Self| last.has_main() && may_have_run(last);
+        Self::main_restarts(runs).saturating_add(u32::from(runs.last().is_some_and(has_run)))
+    }
+
+    /// The Pod's init containers, as this run and those before it left them.
+    pub(crate) fn init_states(&self) -> Vec<InitState> {
+        let before = self.spec.as_ref().map(|spec| spec.init_before.as_slice()).unwrap_or_default();
+        let elsewhere = before.iter().filter(|known| self.init.iter().all(|own| own.name != known.name));
+        let mut states: Vec<InitState> = elsewhere.chain(&self.init).cloned().collect();
+        if let Some((name, outcome)) = self.failed_init() {
+            let over = InitStage::Over(outcome.clone());
+            match states.iter_mut().find(|state| state.name == *name) {
+                Some(state) if state.now == InitStage::Waiting => state.now = over,
+                Some(_) => {}
+                None => states.push(InitState { now: over, ..InitState::new(name) }),
+            }
+        }
+        states
+    }
+
+    /// The init container whose turn it was when a VM that is only for init containers ended without their success. A VM that did not start
+    /// has failed for this container.
+    pub(crate) fn failed_init(&self) -> Option<(&String, &Outcome)> {
+        let spec = self.spec.as_ref().filter(|spec| spec.main.is_none())?;
+        let outcome = self.outcome.as_ref().filter(|outcome| outcome.ending != Ending::Initialized)?;
+        let has_succeeded = |name: &String| self.init.iter().any(|it| it.name == *name && it.has_succeeded());
+        let mut names = spec.init.iter().map(|container| &container.name);
+        names.find(|name| !has_succeeded(name)).map(|name| (name, outcome))
     }
 
     /// When the container ended, by the clock that never jumps.
@@ -97,6 +139,17 @@ impl VmRunView {
     /// The stop request, unless the container had ended before the shim read it.
     pub(crate) fn effective_stop(&self) -> Option<StopRequest> {
         self.stop.filter(|_| !self.ended_before_stop)
+    }
+
+    /// The container that runs, and since when.
+    pub(crate) fn running_container(&self) -> Option<(&str, Timestamp)> {
+        let main = || Some((self.spec.as_ref()?.main.as_ref()?.name.as_str(), self.running_since()?));
+        let init = |state: &InitState| match state.now {
+            InitStage::Running(since) => Some(since),
+            _ => None,
+        };
+        let mut running = self.init.iter().filter_map(|state| Some((state.name.as_str(), init(state)?)));
+        running.next().or_else(main).filter(|_| self.outcome.is_none())
     }
 
     /// When the main container started; absent when it never did.

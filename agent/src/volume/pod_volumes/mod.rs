@@ -167,21 +167,24 @@ impl PodVolumes {
         }
     }
 
-    /// Creates all volumes, and keeps their files up to date from then on. `variable` gets the name of a container and of a variable in its
-    /// environment.
+    /// Creates all volumes, and keeps their files up to date from then on. The shares and mounts are those of the containers for which `runs`
+    /// is true: the VM's own. `variable` gets the name of a container and of a variable in its environment.
     pub(crate) async fn prepare(
         &mut self,
+        runs: impl Fn(&str) -> bool,
         variable: impl Fn(&str, &str) -> Option<String>,
     ) -> Result<Prepared, PrepareError> {
-        let roots = self.create_roots().await?;
+        let own = self.mounts.iter().filter(|(container, _)| runs(container));
+        let own: Vec<(String, VolumeMount)> = own.cloned().collect();
+        let roots = self.create_roots(own.clone()).await?;
         // An updater has ended if its volume was removed. The volume exists again now.
         self.updaters.retain(|_, updater| !updater.is_finished());
         self.follow();
         self.wait_until_written().await?;
         let mut wanted = Vec::new();
-        for (container, mount) in &self.mounts {
+        for (container, mount) in &own {
             let sub_path = sub_path::of(mount, |name| variable(container, name))?;
-            let mut before = self.mounts.iter().take_while(|(other, _)| other != container);
+            let mut before = own.iter().take_while(|(other, _)| other != container);
             let is_first = !before.any(|(_, other)| other.name == mount.name);
             wanted.push((container.clone(), mount.clone(), sub_path, is_first));
         }
@@ -276,8 +279,11 @@ impl PodVolumes {
         }));
     }
 
-    async fn create_roots(&mut self) -> Result<VolumeRoots, PrepareError> {
-        let (uid, dir, mounts) = (self.uid.clone(), self.dir.clone(), self.mounts.clone());
+    async fn create_roots(
+        &mut self,
+        mounts: Vec<(String, VolumeMount)>,
+    ) -> Result<VolumeRoots, PrepareError> {
+        let (uid, dir) = (self.uid.clone(), self.dir.clone());
         let (volumes, host_paths) = (self.volumes.clone(), self.host_paths.clone());
         let create = move || {
             let (mut roots, mut failures) = (BTreeMap::new(), Vec::new());

@@ -52,7 +52,7 @@ impl Scene {
     }
 
     async fn prepare(&self) -> Result<Prepared, PrepareError> {
-        self.volumes().prepare(|_, name| (name == "NAME").then(|| "value".to_owned())).await
+        self.volumes().prepare(|_| true, |_, name| (name == "NAME").then(|| "value".to_owned())).await
     }
 
     fn label(&self, value: &str) {
@@ -160,11 +160,11 @@ async fn a_sub_path_with_the_guests_address_is_created_by_the_guest_or_refused()
         Scene::with(&json!([{"name": "v", "emptyDir": {}}]), &json!([part]))
     };
     let address = |_: &str, _: &str| Some(POD_IP.to_owned());
-    let prepared = named(false).volumes().prepare(address).await.unwrap();
+    let prepared = named(false).volumes().prepare(|_| true, address).await.unwrap();
     let [part] = &prepared.mounts["main"][..] else { panic!("{prepared:?}") };
     assert_eq!(part.at("192.168.64.2").sub_path, "at-192.168.64.2");
     assert!(matches!(part.missing, Missing::Made { .. }), "{part:?}");
-    let refused = named(true).volumes().prepare(address).await.unwrap_err();
+    let refused = named(true).volumes().prepare(|_| true, address).await.unwrap_err();
     assert_eq!(refused, PrepareError::SubPath(SubPathError::Address));
 }
 
@@ -173,7 +173,7 @@ async fn files_follow_their_source_also_under_a_later_agent() {
     let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
     scene.label("one");
-    volumes.prepare(|_, _| None).await.unwrap();
+    volumes.prepare(|_| true, |_, _| None).await.unwrap();
     assert_eq!(fs::read_to_string(scene.path("info/labels")).unwrap(), "l=\"one\"");
     scene.label("two");
     scene.reads("info/labels", "l=\"two\"").await;
@@ -192,7 +192,7 @@ async fn files_follow_their_source_also_under_a_later_agent() {
 async fn removed_volumes_do_not_come_back() {
     let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
-    volumes.prepare(|_, _| None).await.unwrap();
+    volumes.prepare(|_| true, |_, _| None).await.unwrap();
     for number in 0..50 {
         scene.label(&number.to_string());
         tokio::task::yield_now().await;
@@ -210,7 +210,7 @@ async fn removed_volumes_do_not_come_back() {
 async fn the_updater_of_a_removed_volume_is_not_restarted() {
     let scene = Scene::with_labels();
     let mut volumes = scene.volumes();
-    volumes.prepare(|_, _| None).await.unwrap();
+    volumes.prepare(|_| true, |_, _| None).await.unwrap();
     scene.dir.wipe_volumes().unwrap();
     scene.label("new");
     updaters_end(&volumes).await;
@@ -218,7 +218,7 @@ async fn the_updater_of_a_removed_volume_is_not_restarted() {
     volumes.follow();
     assert!(!volumes.seen.has_changed().unwrap(), "the worker is not woken up for nothing");
     assert!(volumes.updaters.values().all(AbortHandle::is_finished), "no updater runs");
-    volumes.prepare(|_, _| None).await.unwrap();
+    volumes.prepare(|_| true, |_, _| None).await.unwrap();
     scene.reads("info/labels", "l=\"new\"").await;
 }
 
@@ -329,13 +329,38 @@ async fn a_host_path_around_one_that_another_pod_is_about_to_get_has_to_wait() {
 }
 
 #[tokio::test]
+async fn a_vm_has_the_shares_of_its_own_containers() {
+    let volumes = json!([{"name": "both", "emptyDir": {}}, {"name": "mains", "emptyDir": {}}]);
+    let mount = |name: &str, fields: &serde_json::Value| {
+        crate::testing::merged(&json!({"name": name, "mountPath": format!("/{name}")}), fields)
+    };
+    let mains = json!([mount("both", &json!({"subPath": "made"})), mount("mains", &json!({}))]);
+    let mut spec = with_volumes(&volumes, &mains);
+    spec["initContainers"] =
+        json!([{"name": "init", "volumeMounts": [mount("both", &json!({"readOnly": true}))]}]);
+    let scene = Scene::new(&spec);
+    let mut volumes = scene.volumes();
+    let of_init = volumes.prepare(|name| name == "init", |_, _| None).await.unwrap();
+    let shares = |prepared: &Prepared| -> Vec<_> {
+        prepared.shares.iter().map(|share| (share.name.clone(), share.read_only)).collect()
+    };
+    assert_eq!(shares(&of_init), [("both".to_owned(), true)]);
+    assert!(of_init.mounts.contains_key("init") && of_init.mounts.len() == 1);
+    // The init container is over, so the agent makes the subPath.
+    let of_main = volumes.prepare(|name| name == "main", |_, _| None).await.unwrap();
+    assert_eq!(shares(&of_main), [("both".to_owned(), false), ("mains".to_owned(), false)]);
+    assert!(of_main.mounts.contains_key("main") && of_main.mounts.len() == 1);
+    assert!(scene.path("both/made").is_dir());
+}
+
+#[tokio::test]
 async fn a_volume_that_is_too_large_is_reported() {
     let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "1Mi"}}]);
     let scene = Scene::with(&volumes, &json!([{"name": "cache", "mountPath": "/c"}]));
     let mut volumes = scene.volumes();
-    volumes.create_roots().await.unwrap();
+    volumes.create_roots(volumes.mounts.clone()).await.unwrap();
     fs::write(scene.path("cache/file"), vec![1; 2 << 20]).unwrap();
-    volumes.prepare(|_, _| None).await.unwrap();
+    volumes.prepare(|_| true, |_, _| None).await.unwrap();
     while volumes.exceeded().is_none() {
         volumes.changed().await;
     }

@@ -8,6 +8,7 @@ mod hooks;
 mod host_ports;
 mod hostile_guest;
 mod init_containers;
+mod init_images;
 mod mac;
 mod restart;
 mod security_context;

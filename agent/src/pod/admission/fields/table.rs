@@ -399,13 +399,13 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.initContainers[].image",
         Honoured(
-            "only the image of the Pod's container: init containers run in its VM, one after the other, and again in each new one; later changes have no effect of their own",
+            "VMs run one after the other, each with the next init containers of one image; those just before the Pod's container that have its image run in its VM, and again in each new one; others that have succeeded do not run again; volumes carry over to the next VM, disk and address do not; a change does not affect an init container that runs or has succeeded",
         ),
     ),
     (
         "spec.initContainers[].imagePullPolicy",
         Honoured(
-            "together with the container's: one `Always` asks the registry, one `Never` without it does not",
+            "together with those of the same VM: one `Always` asks the registry, one `Never` without it does not",
         ),
     ),
     ("spec.initContainers[].ports", Moot("as elsewhere: ports of the host lead to the Pod's container")),
@@ -431,7 +431,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.restartPolicy",
         Honoured(
-            "a restart is a new VM, in which init containers run again; at once the first time, then with a back-off from 10 s to 5 min",
+            "a restart is a new VM, in which the init containers of the same VM run again; at once the first time, then with a back-off from 10 s to 5 min",
         ),
     ),
     ("spec.runtimeClassName", Refused("this Node has one runtime, tart")),

@@ -15,6 +15,8 @@ pub(crate) enum Decision {
     /// Pull the image, gather the inputs, write the plan of a VM.
     Plan {
         restart: Restart,
+        /// The number of the segment that the VM runs.
+        segment: usize,
         /// The container's failures in a row before it.
         crashes: u32,
     },

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use super::next_vm::next_segment;
 use super::restart::{RestartDecision, verdict};
 use super::time::later;
 use crate::names::Restart;
 use crate::probe::state::ContainerHealth;
-use crate::state::{Ending, Holder, Outcome, RestartPolicy, StopCause, StopRequest, VmRunView};
+use crate::state::{Ending, Holder, Outcome, RestartPolicy, Segment, StopCause, StopRequest, VmRunView};
 
 /// How long after its deadline a shim may still be stopping its VM: to kill a VM that hangs takes time.
 const SHIM_PATIENCE: Duration = Duration::from_secs(30);
@@ -45,8 +46,8 @@ pub(crate) struct Observation {
     pub(crate) refused: bool,
     /// Whether the state directory has the Pod's record.
     pub(crate) accepted: bool,
-    /// The image that the Pod names.
-    pub(crate) image: Option<String>,
+    /// The Pod's containers by the VMs that they run in; empty for a Pod that cannot be read.
+    pub(crate) segments: Vec<Segment>,
     /// The Pod's VM runs, oldest first.
     pub(crate) runs: Vec<VmRunView>,
     /// The last VM that the API shows as started. The state directory may lack it.
@@ -136,15 +137,37 @@ impl Observation {
         self.runs.iter().any(counts)
     }
 
-    /// Whether a VM was planned with another image than the Pod names now.
+    /// The number of the segment that the next VM runs.
+    pub(crate) fn next_segment(&self) -> usize {
+        next_segment(&self.segments, &self.runs)
+    }
+
+    /// Whether a VM was planned with another image than the Pod names now for the same containers.
     pub(crate) fn is_outdated(&self, run: &VmRunView) -> bool {
-        let planned = run.spec.as_ref().and_then(|spec| spec.image_name.as_ref());
-        planned.zip(self.image.as_ref()).is_some_and(|(planned, named)| planned != named)
+        let Some(spec) = &run.spec else { return false };
+        let first = spec.main.as_ref().or(spec.init.first()).map(|container| &container.name);
+        let named = first.and_then(|name| self.segments.iter().find(|segment| segment.has(name)));
+        spec.image_name.as_ref().zip(named).is_some_and(|(planned, named)| *planned != named.image)
+    }
+
+    /// Whether a VM was planned for other containers than the next VM is to run now, or with another image.
+    fn is_replanned(&self, run: &VmRunView) -> bool {
+        let (Some(spec), Some(next)) = (&run.spec, self.segments.get(self.next_segment())) else {
+            return false;
+        };
+        let is_other = spec.main.is_some() != next.main.is_some()
+            || !spec.init.iter().map(|container| &container.name).eq(&next.init);
+        // The plan of an older agent names no image, and has all init containers.
+        spec.image_name.is_some() && (is_other || self.is_outdated(run))
     }
 
     /// What follows the end of a container.
     pub(crate) fn verdict(&self, run: &VmRunView, outcome: &Outcome) -> RestartDecision {
         let (stop, ended_at) = (run.effective_stop(), run.ended_at(outcome));
+        // The next VM follows at once. In a Pod that is to stop, the main container has not run.
+        if outcome.ending == Ending::Initialized && matches!(self.desired, Desired::Run(_)) {
+            return RestartDecision::Restart { at: ended_at, crashes: 0, delay: Duration::ZERO };
+        }
         let Desired::Run(policy) = self.desired else {
             // A Pod that is to stop does not restart under any policy.
             return verdict(RestartPolicy::Never, 0, stop, outcome, ended_at);
@@ -216,19 +239,23 @@ fn run(seen: &Observation) -> Decision {
     let Some((current, older)) = seen.runs.split_last() else {
         return plan(seen, Restart(0), 0);
     };
-    // The records of the previous VM stay: they are the container's `lastState`, and its log can be read.
-    let (previous, forgotten) = older.split_last().map_or((None, older), |(last, rest)| (Some(last), rest));
-    if let Some(step) = forgotten.iter().chain(previous).find_map(|old| end(seen, old, Duration::ZERO)) {
+    if let Some(step) = older.iter().find_map(|old| end(seen, old, Duration::ZERO)) {
         return step;
     }
-    if let Some(old) = forgotten.first() {
+    // Two records stay: those of the main container's previous VM, which are its `lastState` and its log, and those of the VM before this
+    // one, which the next plan may need.
+    let previous = older.last();
+    let of_main = older.iter().rfind(|old| old.has_main());
+    let is_kept =
+        |old: &VmRunView| [previous, of_main].into_iter().flatten().any(|it| it.restart == old.restart);
+    if let Some(old) = older.iter().find(|old| !is_kept(old)) {
         return Decision::ForgetRun(old.restart);
     }
     match (current.holder, &current.outcome, current.begun, &current.spec) {
         (Holder::Shim, None, ..) => attend(seen, current),
         (Holder::Tart, ..) => stop_without_shim(seen, current),
         (Holder::None, None, false, None) => plan(seen, current.restart, crashes_before(seen, previous)),
-        (Holder::None, None, false, Some(_)) if seen.is_outdated(current) => {
+        (Holder::None, None, false, Some(_)) if seen.is_replanned(current) => {
             plan(seen, current.restart, current.crashes())
         }
         (Holder::None, None, false, Some(_)) => Decision::Launch(current.restart),
@@ -249,8 +276,9 @@ fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
-    // A Pod that is refused now would not restart.
-    let changed = (seen.is_outdated(current) && !seen.refused).then_some(StopCause::Changed);
+    // As in the kubelet, an init container runs to its end with the image that it has. A Pod that is refused now would not restart.
+    let has_changed = current.has_main() && seen.is_outdated(current) && !seen.refused;
+    let changed = has_changed.then_some(StopCause::Changed);
     match changed.or_else(|| seen.health?.failed) {
         // The container has ended by itself meanwhile.
         Some(cause) if current.result.is_none() => Decision::StopFor(current.restart, cause),
@@ -268,7 +296,7 @@ fn plan(seen: &Observation, restart: Restart, crashes: u32) -> Decision {
         // An admitted Pod that cannot be read now: its status says so.
         _ if seen.refused => Decision::Wait(None),
         Some(at) if at > seen.now => Decision::Wait(Some(at)),
-        _ => Decision::Plan { restart, crashes },
+        _ => Decision::Plan { restart, segment: seen.next_segment(), crashes },
     }
 }
 

@@ -2,7 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::names::VmName;
-use crate::state::{CommandRequest, Ending, Outcome, Progress, ShimSpec, Stage, StopRequest};
+use crate::state::{
+    CommandRequest, Ending, InitStage, InitState, Outcome, Progress, ShimSpec, Stage, StopRequest,
+};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -13,7 +15,7 @@ impl Observation {
             desired,
             refused: false,
             accepted: true,
-            image: None,
+            segments: vec![],
             runs,
             started: None,
             health: None,
@@ -100,7 +102,7 @@ const RUN: Desired = Desired::Run(RestartPolicy::Never);
 
 #[test]
 fn a_pod_to_run() {
-    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
+    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), segment: 0, crashes };
     let again = Desired::Run(RestartPolicy::Always);
     let table = [
         (seen(RUN, vec![]), plan(0, 0)),
@@ -277,7 +279,7 @@ fn a_container_that_fails_a_probe() {
         }),
         ..run
     };
-    let plan = Decision::Plan { restart: Restart(1), crashes: 1 };
+    let plan = Decision::Plan { restart: Restart(1), segment: 0, crashes: 1 };
     let table = [
         (failed(again, live(0)), Decision::StopFor(Restart(0), StopCause::FailedLiveness)),
         (failed(RUN, live(0)), Decision::StopFor(Restart(0), StopCause::FailedLiveness)),
@@ -313,7 +315,8 @@ fn made_of(image: &str, view: VmRunView) -> VmRunView {
 #[test]
 fn a_container_that_is_to_have_another_image() {
     let again = Desired::Run(RestartPolicy::Always);
-    let named = |desired, run| Observation { image: Some("b".into()), ..seen(desired, vec![run]) };
+    let named =
+        |desired, run| Observation { segments: vec![Segment::example("b")], ..seen(desired, vec![run]) };
     let asked = |view, cause| VmRunView {
         stop: Some(StopRequest { deadline: at(129), grace: Duration::from_secs(30), cause }),
         ..view
@@ -321,7 +324,7 @@ fn a_container_that_is_to_have_another_image() {
     let asked_late = |view, cause| VmRunView { ended_before_stop: true, ..asked(view, cause) };
     let changed = Some(StopCause::Changed);
     let stop = Decision::StopFor(Restart(0), StopCause::Changed);
-    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), crashes };
+    let plan = |restart, crashes| Decision::Plan { restart: Restart(restart), segment: 0, crashes };
     let old = |view| made_of("a", view);
     let table = [
         (named(RUN, made_of("b", live(0))), Decision::Wait(None)),
@@ -360,7 +363,7 @@ fn a_container_that_is_to_have_another_image() {
         // The plan was never written.
         (
             Observation {
-                image: Some("b".into()),
+                segments: vec![Segment::example("b")],
                 ..seen(RUN, vec![asked(old(cleaned(0, 1)), changed), VmRunView { spec: None, ..planned(1) }])
             },
             plan(1, 0),
@@ -380,6 +383,112 @@ fn a_container_that_is_to_have_another_image() {
     assert_decisions(table);
 }
 
+/// `[b: one] [a: main]`.
+fn two_segments() -> Vec<Segment> {
+    let own = Segment { image: "b".into(), init: vec!["one".into()], main: None };
+    vec![own, Segment::example("a")]
+}
+
+/// The VM of the first of two segments.
+fn of_init(view: VmRunView) -> VmRunView {
+    let spec = ShimSpec::example_of_init(spec(view.restart.0).vm, &["one"]);
+    made_of("b", VmRunView { spec: Some(spec), ..view })
+}
+
+/// The same after this end. Its init container has succeeded, or its state is unknown.
+fn init_ended(restart: u32, ending: Ending) -> VmRunView {
+    let outcome = Outcome { ending, ..ended(restart, 0).outcome.unwrap() };
+    let mut view = of_init(VmRunView { outcome: Some(outcome.clone()), ..ended(restart, 0) });
+    if outcome.ending == Ending::Initialized {
+        let end = Outcome { ending: Ending::Exited { code: 0, message: None }, ..outcome };
+        view.init = vec![InitState { now: InitStage::Over(end), ..InitState::new("one") }];
+    }
+    view
+}
+
+fn gone(view: VmRunView) -> VmRunView {
+    VmRunView { cleaned: true, ..view }
+}
+
+/// A VM that knows that the init container has succeeded in the VM before it.
+fn after_init(view: VmRunView) -> VmRunView {
+    let mut view = made_of("a", view);
+    let before = init_ended(0, Ending::Initialized).init;
+    view.spec = view.spec.map(|spec| ShimSpec { init_before: before, main_restarts: Some(0), ..spec });
+    view
+}
+
+#[test]
+fn a_pod_with_an_init_container_in_a_vm_of_its_own() {
+    let again = Desired::Run(RestartPolicy::Always);
+    let two = |desired, runs| Observation { segments: two_segments(), ..seen(desired, runs) };
+    let plan = |restart, segment, crashes| Decision::Plan { restart: Restart(restart), segment, crashes };
+    let failed = || init_ended(0, Ending::InitFailed { container: "one".into(), code: 3 });
+    let named = |segments| Observation { segments, ..seen(RUN, vec![of_init(live(0))]) };
+    let mut other_init = two_segments();
+    other_init[0].image = "c".into();
+    let table = [
+        (two(RUN, vec![]), plan(0, 0, 0)),
+        (two(RUN, vec![of_init(planned(0))]), Decision::Launch(Restart(0))),
+        (two(RUN, vec![of_init(live(0))]), Decision::Wait(None)),
+        // The VM is deleted before the next one is planned, under every policy.
+        (two(RUN, vec![init_ended(0, Ending::Initialized)]), Decision::DeleteVm(Restart(0))),
+        (two(RUN, vec![gone(init_ended(0, Ending::Initialized))]), plan(1, 1, 0)),
+        (two(again, vec![gone(init_ended(0, Ending::Initialized))]), plan(1, 1, 0)),
+        // The plan was never written.
+        (
+            two(RUN, vec![gone(init_ended(0, Ending::Initialized)), VmRunView { spec: None, ..planned(1) }]),
+            plan(1, 1, 0),
+        ),
+        (
+            two(RUN, vec![gone(init_ended(0, Ending::Initialized)), after_init(planned(1))]),
+            Decision::Launch(Restart(1)),
+        ),
+        // The records of the init container's VM go when two younger ones have their own.
+        (
+            two(
+                again,
+                vec![
+                    gone(init_ended(0, Ending::Initialized)),
+                    gone(after_init(ended(1, 1))),
+                    after_init(live(2)),
+                ],
+            ),
+            Decision::ForgetRun(Restart(0)),
+        ),
+        // A restart of the main container does not bring the init container's VM back.
+        (two(again, vec![gone(after_init(ended(1, 1)))]), plan(2, 1, 1)),
+        // A failure is final where the policy says so, else the same segment is tried again, with a back-off.
+        (two(RUN, vec![gone(failed())]), Decision::Wait(None)),
+        (two(RUN, vec![gone(init_ended(0, Ending::Lost))]), Decision::Wait(None)),
+        (two(again, vec![gone(init_ended(0, Ending::Lost))]), plan(1, 0, 1)),
+        (two(again, vec![crashed(gone(init_ended(1, Ending::Lost)))]), Decision::Wait(Some(at(109)))),
+        // In a Pod that is to stop, nothing follows.
+        (two(Desired::Stop(GRACE), vec![of_init(live(0))]), Decision::AskToStop(Restart(0), GRACE)),
+        (two(Desired::Stop(GRACE), vec![gone(init_ended(0, Ending::Initialized))]), Decision::Wait(None)),
+        // An init container runs to its end with the image that it has, whatever image the Pod names for it or for the main one.
+        (named(other_init.clone()), Decision::Wait(None)),
+        // A VM that has not begun is planned again.
+        (Observation { segments: other_init, ..seen(RUN, vec![of_init(planned(0))]) }, plan(0, 0, 0)),
+        (
+            Observation { segments: vec![Segment::example("a")], ..seen(RUN, vec![of_init(planned(0))]) },
+            plan(0, 0, 0),
+        ),
+    ];
+    assert_decisions(table);
+}
+
+#[test]
+fn volumes_stay_from_one_vm_to_the_next() {
+    let runs = vec![gone(init_ended(0, Ending::Initialized))];
+    let two = Observation { segments: two_segments(), has_volumes: true, ..seen(RUN, runs) };
+    assert_eq!(decide(&two), Decision::Plan { restart: Restart(1), segment: 1, crashes: 0 });
+    let stop = Observation { desired: Desired::Stop(GRACE), ..two.clone() };
+    assert_eq!(decide(&stop), Decision::RemoveVolumes);
+    let late = Observation { deadline: Some(Deadline { at: at(90), grace: GRACE }), ..two };
+    assert_eq!(decide(&late), Decision::RemoveVolumes);
+}
+
 #[test]
 fn a_long_run_resets_the_back_off() {
     let ran = |seconds: i64| {
@@ -389,7 +498,7 @@ fn a_long_run_resets_the_back_off() {
         decide(&seen(Desired::Run(RestartPolicy::Always), vec![view]))
     };
     assert_eq!(ran(599), Decision::Wait(Some(at(399))));
-    assert_eq!(ran(600), Decision::Plan { restart: Restart(7), crashes: 1 });
+    assert_eq!(ran(600), Decision::Plan { restart: Restart(7), segment: 0, crashes: 1 });
 }
 
 #[test]
@@ -441,7 +550,7 @@ fn volumes_go_with_the_last_vm() {
         (with(RUN, vec![cleaned(0, 0)]), Decision::RemoveVolumes),
         (with(RUN, vec![ended(0, 1), live(1)]), Decision::DeleteVm(Restart(0))),
         (with(again, vec![ended(0, 1)]), Decision::DeleteVm(Restart(0))),
-        (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), crashes: 1 }),
+        (with(again, vec![cleaned(0, 1)]), Decision::Plan { restart: Restart(1), segment: 0, crashes: 1 }),
         // A VM that runs keeps its volumes.
         (
             with(RUN, vec![VmRunView { holder: Holder::Tart, ..ended(0, 0) }]),
@@ -513,6 +622,38 @@ fn any_run(restart: u32) -> impl Strategy<Value = VmRunView> {
     )
 }
 
+/// A run of either of two segments.
+fn any_run_of_two(restart: u32) -> impl Strategy<Value = VmRunView> {
+    let ending = prop_oneof![
+        Just(Ending::Initialized),
+        Just(Ending::Lost),
+        Just(Ending::InitFailed { container: "one".into(), code: 3 }),
+    ];
+    (any_run(restart), any::<bool>(), ending).prop_map(move |(run, is_init, ending)| {
+        if !is_init {
+            return after_init(run);
+        }
+        let full = init_ended(restart, ending);
+        let over = run.outcome.is_some();
+        VmRunView {
+            spec: full.spec.filter(|_| run.spec.is_some()),
+            init: if over { full.init } else { vec![] },
+            outcome: full.outcome.filter(|_| over),
+            ..run
+        }
+    })
+}
+
+fn any_observation_of_two() -> impl Strategy<Value = Observation> {
+    let runs = prop_oneof![
+        Just(vec![]).boxed(),
+        any_run_of_two(0).prop_map(|a| vec![a]).boxed(),
+        (any_run_of_two(0), any_run_of_two(1)).prop_map(|(a, b)| vec![a, b]).boxed(),
+        (any_run_of_two(0), any_run_of_two(1), any_run_of_two(2)).prop_map(|(a, b, c)| vec![a, b, c]).boxed(),
+    ];
+    (any_observation(), runs).prop_map(|(seen, runs)| Observation { runs, segments: two_segments(), ..seen })
+}
+
 fn any_observation() -> impl Strategy<Value = Observation> {
     let desired = prop_oneof![
         Just(RUN),
@@ -550,7 +691,7 @@ fn any_observation() -> impl Strategy<Value = Observation> {
                 vain_wipe: vain,
                 refused,
                 accepted,
-                image: Some("b".into()),
+                segments: vec![Segment::example("b")],
                 health,
                 asked,
                 vain_stops,
@@ -571,6 +712,47 @@ proptest! {
                 let untouched = run.outcome.is_none() && !run.begun;
                 prop_assert!(run.cleaned || untouched, "{:?}", run);
             }
+        }
+    }
+
+    /// The same for a Pod with several VMs.
+    #[test]
+    fn no_two_vms_of_a_pod_exist_at_once(seen in any_observation_of_two()) {
+        if let Decision::Plan { .. } | Decision::Launch(_) = decide(&seen) {
+            for run in &seen.runs {
+                prop_assert!(run.cleaned || run.outcome.is_none() && !run.begun, "{:?}", run);
+            }
+        }
+    }
+
+    /// The order of segments: the main container's VM is planned only after the init container has succeeded, and the init container's VM
+    /// only as long as it has not.
+    #[test]
+    fn an_init_container_that_has_succeeded_is_not_planned_again(seen in any_observation_of_two()) {
+        if let Decision::Plan { segment, .. } = decide(&seen) {
+            let states = crate::pod::sync::next_vm::init_states(&seen.runs);
+            let has_succeeded = states.iter().any(|state| state.name == "one" && state.has_succeeded());
+            prop_assert_eq!(segment, usize::from(has_succeeded));
+        }
+    }
+
+    /// A VM is launched only for the segment whose turn it is.
+    #[test]
+    fn a_vm_is_launched_in_its_turn(seen in any_observation_of_two()) {
+        if let Decision::Launch(restart) = decide(&seen) {
+            let run = seen.runs.iter().find(|run| run.restart == restart).unwrap();
+            prop_assert_eq!(usize::from(run.has_main()), seen.next_segment());
+        }
+    }
+
+    /// What the next plan takes over is not forgotten, nor the main container's last end.
+    #[test]
+    fn records_that_are_needed_are_not_forgotten(seen in any_observation_of_two()) {
+        if let Decision::ForgetRun(restart) = decide(&seen) {
+            let (current, older) = seen.runs.split_last().unwrap();
+            prop_assert!(current.restart != restart && older.last().unwrap().restart != restart);
+            let of_main = older.iter().rfind(|run| run.has_main());
+            prop_assert!(of_main.is_none_or(|run| run.restart != restart));
         }
     }
 

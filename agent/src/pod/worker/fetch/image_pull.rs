@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod, Secret};
 use kube::ResourceExt;
 use kube::api::Api;
 
@@ -47,6 +47,8 @@ pub(crate) struct ImagePull {
     /// The Secrets of the Pod's namespace; the API server shows a Node only those that its Pods name.
     pub(crate) secrets: Api<Secret>,
     pub(crate) pod: Arc<Pod>,
+    /// The Pod's container that is the first to need the image, for Events.
+    pub(crate) container: ObjectReference,
     /// The image that the Pod's last VM was made from. The Pod has shown its right to that one.
     pub(crate) had: Option<ImageDigest>,
 }
@@ -116,7 +118,7 @@ impl ImagePull {
             "there is no space for image `{}`, and {why}; free some disk space on the host",
             plan.image
         );
-        self.events.warning(&self.pod, EventReason::FreeDiskSpaceFailed, &note);
+        self.events.about(self.container.clone(), true, EventReason::FreeDiskSpaceFailed, &note);
         false
     }
 
@@ -144,14 +146,14 @@ impl ImagePull {
     }
 
     async fn pull(&self, plan: &VmPlan, keys: &[(Credential, SecretUid)]) -> Result<Found, ImageError> {
-        self.events.normal(&self.pod, EventReason::Pulling, &format!("pulling image `{}`", plan.image));
+        self.reports(EventReason::Pulling, &format!("pulling image `{}`", plan.image));
         let start = Instant::now();
         let mut last = Progress { percent: 0, at: start };
         let arrived = |percent| {
             if last.is_due(percent, Instant::now()) {
                 last = Progress { percent, at: Instant::now() };
                 let note = format!("pulling image `{}`: {percent} % are here", plan.image);
-                self.events.normal(&self.pod, EventReason::Pulling, &note);
+                self.reports(EventReason::Pulling, &note);
             }
         };
         let credentials = keys.iter().map(|(credential, _)| credential.clone()).collect();
@@ -161,8 +163,12 @@ impl ImagePull {
         }
         let took = start.elapsed().as_secs_f64();
         let note = format!("image `{}` is {digest}, after {took:.1} s", plan.image);
-        self.events.normal(&self.pod, EventReason::Pulled, &note);
+        self.reports(EventReason::Pulled, &note);
         Ok(Found { digest, was_here: false })
+    }
+
+    fn reports(&self, reason: EventReason, note: &str) {
+        self.events.about(self.container.clone(), false, reason, note);
     }
 
     /// The credentials in the Pod's pull secrets, each with its Secret. A Secret that is missing is reported, and the pull is tried without

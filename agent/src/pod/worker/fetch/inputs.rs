@@ -21,8 +21,7 @@ use crate::error_chain::chain;
 use crate::pod::status::Trouble;
 use crate::pod::worker::host::InputSettings;
 use crate::pod::worker::shim_spec;
-use crate::state::PodDir;
-use crate::state::container_spec::all_containers;
+use crate::state::{PodDir, Segment};
 use crate::tart::{Fault, Tart};
 use crate::volume::{Exceeded, MountFailure, PodVolumes, PrepareError, Prepared};
 
@@ -51,6 +50,8 @@ pub(crate) struct InputStatus {
 pub(crate) struct InputGatherer {
     sources: InputSources,
     pod: watch::Receiver<Arc<Pod>>,
+    /// The containers of the VM that is planned.
+    segment: Segment,
     /// Absent once the Pod is over.
     volumes: Option<PodVolumes>,
     /// The environments of containers whose VM is not planned yet, by the containers' names.
@@ -104,6 +105,7 @@ impl Inputs {
         let gatherer = InputGatherer {
             sources,
             pod,
+            segment: Segment::default(),
             volumes,
             environments: Vec::new(),
             late: None,
@@ -131,14 +133,24 @@ impl Inputs {
         }
     }
 
-    /// What gathers the inputs, for one fetch, and what it reports.
+    /// What gathers the inputs of a VM with these containers, for one fetch, and what it reports.
     pub(crate) fn lend(
         &self,
+        segment: Segment,
     ) -> (impl Future<Output = OwnedMutexGuard<InputGatherer>> + Send + use<>, watch::Receiver<InputStatus>)
     {
         let mut reports = self.status.clone();
         reports.mark_unchanged();
-        (self.gatherer.clone().lock_owned(), reports)
+        let gatherer = self.gatherer.clone();
+        let lent = async move {
+            let mut gatherer = gatherer.lock_owned().await;
+            if gatherer.segment != segment {
+                gatherer.environments.clear();
+                gatherer.segment = segment;
+            }
+            gatherer
+        };
+        (lent, reports)
     }
 
     /// The variables of a container that is about to start, or what is missing. Waits some seconds for objects at most.
@@ -231,10 +243,13 @@ impl InputGatherer {
         let pod = self.pod.borrow().clone();
         self.tried = Some(pod.clone());
         let spec = pod.spec.clone().unwrap_or_default();
-        runs_as_root_against_policy(&pod)?;
+        runs_as_root_against_policy(&pod, &self.segment)?;
         if self.environments.is_empty() {
-            let planned =
-                all_containers(&spec).enumerate().filter(|(turn, one)| *turn == 0 || !env::may_change(one));
+            let planned = self
+                .segment
+                .containers(&spec)
+                .enumerate()
+                .filter(|(turn, one)| *turn == 0 || !env::may_change(one));
             let environment = |c| Environment::of(pod.clone(), c, &self.sources);
             self.environments = planned.map(|(_, one)| (one.name.clone(), environment(one))).collect();
         }
@@ -244,17 +259,19 @@ impl InputGatherer {
         };
         let environments = resolve(&mut self.environments);
         // A `subPathExpr` has to wait for its variables; everything else is fetched at the same time.
-        let mut mounts = all_containers(&spec).flat_map(|one| one.volume_mounts.iter().flatten());
+        let segment = &self.segment;
+        let mut mounts = segment.containers(&spec).flat_map(|one| one.volume_mounts.iter().flatten());
         let has_expressions = mounts.any(|mount| mount.sub_path_expr.is_some());
         let (environments, volumes) = if has_expressions {
             let environments = environments.await?;
             let variable = |container: &str, name: &str| {
                 environments.get(container).and_then(|known: &Resolved| lookup(&known.variables, name))
             };
-            let prepared = volumes.prepare(variable).await;
+            let prepared = volumes.prepare(|name| segment.has(name), variable).await;
             (environments, prepared)
         } else {
-            let (environments, prepared) = tokio::join!(environments, volumes.prepare(|_, _| None));
+            let prepare = volumes.prepare(|name| segment.has(name), |_, _| None);
+            let (environments, prepared) = tokio::join!(environments, prepare);
             (environments?, prepared)
         };
         Ok(ReadyInputs { environments, volumes: volumes.map_err(|error| MissingInput::from(&error))? })
@@ -288,10 +305,10 @@ async fn described(mut pod: watch::Receiver<Arc<Pod>>, tried: Arc<Pod>) {
 }
 
 /// Refuses a container with `runAsNonRoot` and `runAsUser: 0`. No VM is needed to see that.
-fn runs_as_root_against_policy(pod: &Pod) -> Result<(), MissingInput> {
+fn runs_as_root_against_policy(pod: &Pod, segment: &Segment) -> Result<(), MissingInput> {
     let spec = pod.spec.as_ref();
     let security = spec.and_then(|spec| spec.security_context.as_ref());
-    for container in spec.into_iter().flat_map(all_containers) {
+    for container in spec.into_iter().flat_map(|spec| segment.containers(spec)) {
         let user = shim_spec::user(security, container.security_context.as_ref());
         if user.not_root && user.uid == Some(0) {
             let (namespace, uid) = (pod.namespace().unwrap_or_default(), pod.uid().unwrap_or_default());

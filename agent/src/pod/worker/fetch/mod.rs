@@ -18,6 +18,7 @@ use crate::image::ImageError;
 use crate::pod::admission::VmPlan;
 use crate::pod::registry::PlanGuard;
 use crate::pod::sync::image_backoff::ImageFailure;
+use crate::state::Segment;
 use image_pull::{ImagePull, ReadyImage};
 use inputs::{InputStatus, Inputs, MissingInput, ReadyInputs};
 
@@ -28,6 +29,8 @@ pub(super) struct Fetch {
     /// The Pod when the fetch began, and what it asked for.
     pub(super) pod: Arc<Pod>,
     pub(super) plan: VmPlan,
+    /// The containers of the VM.
+    pub(super) segment: Segment,
     pub(super) begun: Instant,
     /// Last: the Pod counts as planned until everything else is dropped.
     pub(super) guard: PlanGuard,
@@ -72,10 +75,10 @@ impl Fetches {
         self.current.as_ref().is_some_and(Fetch::is_over)
     }
 
-    /// Drops a fetch that is of no use any more: no VM is to be planned, or one with another image.
+    /// Drops a fetch that is of no use any more: no VM is to be planned, or one with another image or other containers.
     /// Returns whether it did.
-    pub(super) fn keep_for(&mut self, planned_image: Option<&str>) -> bool {
-        self.current.take_if(|fetch| planned_image != Some(&fetch.plan.image)).is_some()
+    pub(super) fn keep_for(&mut self, planned: Option<&Segment>) -> bool {
+        self.current.take_if(|fetch| planned != Some(&fetch.segment)).is_some()
     }
 
     /// Fetches without an end, for a worker that waits for something else. Safe to cancel.
@@ -109,14 +112,21 @@ impl Fetches {
 
 impl Fetch {
     /// Begins to fetch what a Pod's next VM is made of. Nothing happens before it is polled.
-    pub(super) fn begin(pull: ImagePull, plan: VmPlan, inputs: &Inputs, guard: PlanGuard) -> Self {
-        let (gatherer, reports) = inputs.lend();
+    pub(super) fn begin(
+        pull: ImagePull,
+        plan: VmPlan,
+        segment: Segment,
+        inputs: &Inputs,
+        guard: PlanGuard,
+    ) -> Self {
+        let (gatherer, reports) = inputs.lend(segment.clone());
         let (pod, fetched_plan) = (pull.pod.clone(), plan.clone());
         let fetch = async move {
             let mut gatherer = gatherer.await;
             fetch_both(pull.ensure(&fetched_plan), &mut *gatherer).await
         };
-        Self { stage: Stage::Running(Box::pin(fetch)), reports, pod, plan, begun: Instant::now(), guard }
+        let stage = Stage::Running(Box::pin(fetch));
+        Self { stage, reports, pod, plan, segment, begun: Instant::now(), guard }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -248,6 +258,7 @@ mod tests {
             reports: watch::channel(InputStatus::default()).1,
             pod: Arc::default(),
             plan: VmPlan { image: "i".to_owned(), ..VmPlan::unreadable(&Pod::default()) },
+            segment: Segment::example("i"),
             begun: Instant::now(),
             guard: crate::pod::registry::PodRegistry::new(1).plan(&uid),
         });
@@ -257,7 +268,8 @@ mod tests {
         arrive.send(()).unwrap();
         assert_eq!(fetches.run_on().now_or_never(), None, "it never ends by itself");
         assert!(fetches.is_over());
-        assert!(!fetches.keep_for(Some("i")) && fetches.keep_for(None) && !fetches.has_begun());
+        let segment = Segment::example("i");
+        assert!(!fetches.keep_for(Some(&segment)) && fetches.keep_for(None) && !fetches.has_begun());
     }
 
     #[tokio::test]
