@@ -55,7 +55,9 @@ async fn a_claim_that_died_half_way_leaves_a_server_that_the_next_one_takes() {
 async fn claims_at_once_get_different_servers() {
     let scene = Scene::new(&["tuist-pool-1", "tuist-pool-2", "tuist-pool-3", "tuist-pool-4"]).await;
     let names = ["runner-1", "runner-2", "runner-3", "runner-4", "runner-5"];
-    names.iter().for_each(|name| scene.cluster.add(name));
+    for name in names {
+        scene.cluster.add(name);
+    }
     let pool = scene.pool();
     let requests = names.map(request);
     let claimed = join_all(requests.iter().map(|request| pool.claim(request))).await;
@@ -290,8 +292,10 @@ async fn claims_and_releases_at_once_hand_over_only_wiped_servers() {
     let pool = scene.pool();
     let ids = [scene.adopted(&pool, "runner-1").await, scene.adopted(&pool, "runner-2").await];
     // The machines are about to go; what the pool remembers keeps their hosts from others until they are released.
-    ["runner-1", "runner-2"].iter().for_each(|name| scene.cluster.record(name, None));
-    ["runner-3", "runner-4"].iter().for_each(|name| scene.cluster.add(name));
+    for (gone, new) in [("runner-1", "runner-3"), ("runner-2", "runner-4")] {
+        scene.cluster.record(gone, None);
+        scene.cluster.add(new);
+    }
     let (first, second) = (held("runner-1", &ids[0]), held("runner-2", &ids[1]));
     let requests = [request("runner-3"), request("runner-4")];
     let (one, two, three, four) = tokio::join!(
