@@ -6,6 +6,8 @@ RUST := 1.95
 # What a Pod needs to run; `make control-plane` builds the rest too.
 CONTROL_PLANE := etcd kube-apiserver kube-controller-manager kube-scheduler kubectl metrics-server
 FURTHER := helm cluster-api-core
+# Kubernetes' own end-to-end suite.
+SUITE := e2e.test ginkgo agnhost
 # Cargo's own variable, so that `make` finds what cargo built.
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 # Most tests wait, for a guest to boot or a Pod to go: four for each core.
@@ -16,7 +18,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench control-plane assets build lint fmt docs deny rust
+.PHONY: help demo test bench conformance control-plane assets build lint fmt docs deny rust
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +36,13 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+
+conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
+	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"
+	@tests/control-plane/build $(SUITE)
+	@tests/debian/unpack busybox-static bin/busybox
+	@$(say) "conformance"
+	@FOCUS='$(subst ','\'',$(FOCUS))' KNOWN=$(KNOWN) PROCS=$(PROCS) $(BUILT)/debug/conformance
 
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null

@@ -5,10 +5,10 @@
 //! the same to a program.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
+use crate::programs;
 use crate::sandbox::Sandbox;
 
 /// A wall clock of its own.
@@ -21,7 +21,8 @@ pub struct Clock {
 impl Clock {
     /// A clock that shows the true time.
     pub fn new(sandbox: &Sandbox) -> Result<Self> {
-        let clock = Self { library: library()?, offset: sandbox.directory("clock")?.join("offset") };
+        let library = programs::debian("libfaketime", "usr/lib/*/faketime/libfaketimeMT.so.1")?;
+        let clock = Self { library, offset: sandbox.directory("clock")?.join("offset") };
         clock.set(0)?;
         Ok(clock)
     }
@@ -49,17 +50,4 @@ impl Clock {
         .map(|(name, value)| (name.to_owned(), value))
         .into()
     }
-}
-
-/// libfaketime, from the machine or unpacked from its package.
-fn library() -> Result<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("debian/unpack");
-    let output = Command::new(&script)
-        .args(["libfaketime", "usr/lib/*/faketime/libfaketimeMT.so.1"])
-        .output()
-        .with_context(|| format!("cannot start {}", script.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "a clock that tests move needs libfaketime: {said}");
-    let path = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
-    Ok(PathBuf::from(path.trim_end()))
 }

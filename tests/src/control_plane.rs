@@ -6,6 +6,7 @@
 mod components;
 mod objects;
 mod pki;
+mod serving_certificate;
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

@@ -69,6 +69,19 @@ pub fn agent_knows(variable: &str) -> Result<bool> {
     Ok(String::from_utf8_lossy(&bytes).contains(variable))
 }
 
+/// Finds a file of a Debian package, from the machine or unpacked from the package.
+pub fn debian(package: &str, pattern: &str) -> Result<PathBuf> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("debian/unpack");
+    let output = Command::new(&script)
+        .args([package, pattern])
+        .output()
+        .with_context(|| format!("cannot start {}", script.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{package} is needed: {said}");
+    let path = String::from_utf8(output.stdout).context("a path that is not UTF-8")?;
+    Ok(PathBuf::from(path.trim_end()))
+}
+
 /// Finds programs of the control plane, building what is missing, and returns the directory that holds them.
 ///
 /// What takes minutes is told on stderr.

@@ -17,6 +17,7 @@ use crate::guest::connections::ExecName;
 use crate::guest::script::{self, ContainerScripts};
 use crate::guest::{CONTROL_SOCKET, Exec, Guest, Stdin};
 use crate::names::PodUid;
+use crate::pod::status::ephemeral;
 use crate::state::{GuestCommand, InitStage, LastCommand, StateDir, VmRun, VmRunView};
 
 /// How long the guest may take to be prepared for commands.
@@ -80,10 +81,8 @@ impl RunningContainer {
     pub(super) async fn find(path: &ContainerPath, context: &Context) -> Result<Self, Response<Body>> {
         let (uid, pod) = find_pod(&path.pod, context)?;
         let name = &path.container;
-        let spec = pod.spec.as_ref();
-        let ephemeral = spec.and_then(|spec| spec.ephemeral_containers.as_deref()).unwrap_or_default();
-        if ephemeral.iter().any(|container| container.name == *name) {
-            return Err(response::text(StatusCode::BAD_REQUEST, no_ephemeral(name)));
+        if ephemeral::is_ephemeral(&pod, name) {
+            return Err(response::text(StatusCode::BAD_REQUEST, ephemeral::refusal(name)));
         }
         let not_found = || {
             // The kubelet's words and code.
@@ -178,12 +177,4 @@ impl RunningContainer {
             .await
             .unwrap_or_else(|_| Err("the guest agent does not answer".to_owned()))
     }
-}
-
-/// Why a Pod has no container that was added to it.
-fn no_ephemeral(name: &str) -> String {
-    format!(
-        "tart-kubelet does not run the ephemeral container {name:?}: a Pod is one VM, and its image is the VM's. Use kubectl exec, which \
-         has all that is in the VM"
-    )
 }

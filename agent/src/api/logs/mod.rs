@@ -25,6 +25,7 @@ use crate::fs::file::FileError;
 use crate::logs::query::{BadLogQuery, LogQuery};
 use crate::logs::reader::{LogChunk, LogReader};
 use crate::names::Restart;
+use crate::pod::status::ephemeral;
 use crate::state::{InitStage, PodDir, VmRun};
 
 /// How often a log that is followed is looked at.
@@ -39,6 +40,8 @@ enum LogError {
     NoPod(String),
     #[error("container \"{container}\" not found in pod \"{pod}\"")]
     NoContainer { container: String, pod: String },
+    #[error("{}", ephemeral::refusal(.0))]
+    Ephemeral(String),
     #[error("container \"{container}\" in pod \"{pod}\" is waiting to start: {reason}")]
     Waiting { container: String, pod: String, reason: String },
     #[error("previous terminated container \"{container}\" in pod \"{pod}\" not found")]
@@ -57,9 +60,10 @@ impl LogError {
     fn status(&self) -> StatusCode {
         match self {
             Self::NoPod(_) | Self::NoContainer { .. } => StatusCode::NOT_FOUND,
-            Self::Waiting { .. } | Self::NoPrevious { .. } | Self::Query(BadLogQuery::Value { .. }) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Ephemeral(_)
+            | Self::Waiting { .. }
+            | Self::NoPrevious { .. }
+            | Self::Query(BadLogQuery::Value { .. }) => StatusCode::BAD_REQUEST,
             Self::Query(BadLogQuery::Invalid(_)) => StatusCode::UNPROCESSABLE_ENTITY,
             Self::State(_) | Self::Read(_) | Self::Late => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -89,6 +93,9 @@ async fn open(query: &str, target: &ContainerPath, context: &Context) -> Result<
     let query = LogQuery::parse(query)?;
     let name = &target.pod.name;
     let (uid, pod) = target.pod.find(&context.pods).ok_or_else(|| LogError::NoPod(name.clone()))?;
+    if ephemeral::is_ephemeral(&pod, &target.container) {
+        return Err(LogError::Ephemeral(target.container.clone()));
+    }
     let container = ContainerInPod::find(&pod, &target.container)
         .ok_or_else(|| LogError::NoContainer { container: target.container.clone(), pod: name.clone() })?;
     let dir = context.state.pod(uid);

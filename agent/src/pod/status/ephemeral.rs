@@ -9,8 +9,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::state::NotStartedReason;
 
 /// Why the container does not run, and what the user can do instead.
-pub(crate) const WHY: &str = "a VM cannot be joined by a container; `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` \
-                       runs another command in a VM of its own";
+pub(crate) const WHY: &str = "a VM cannot be joined by a container; `kubectl exec` has all that is in the VM, and \
+                              `kubectl debug POD --copy-to=NAME --container=CONTAINER -- COMMAND` runs another command in a VM of its own";
+
+/// Whether a Pod has an ephemeral container of this name.
+pub(crate) fn is_ephemeral(pod: &Pod, name: &str) -> bool {
+    let added = pod.spec.as_ref().and_then(|spec| spec.ephemeral_containers.as_ref());
+    added.into_iter().flatten().any(|container| container.name == name)
+}
+
+/// What a client is told that asks for the container: `kubectl debug` shows it.
+pub(crate) fn refusal(name: &str) -> String {
+    format!("container {name} cannot be started: {WHY}")
+}
 
 /// The ephemeral containers that `status` answers for the first time.
 pub(crate) fn answered<'a>(

@@ -105,7 +105,7 @@ impl EventReporter {
         let context = Context { before, accepted_at, trouble, ..*context };
         let status = render(seen, &context);
         for name in ephemeral::answered(&status, context.before) {
-            let note = format!("Error: container {name} cannot be started: {}", ephemeral::WHY);
+            let note = format!("Error: {}", ephemeral::refusal(name));
             self.events().warning(pod, EventReason::Failed, &note);
         }
         if let Some(reason) = &status.reason

@@ -99,6 +99,8 @@ faults! {
     Mac {
         VmLimitStuck "vm-limit-stuck" (Parameter::Places)
             "the framework still counts that many macOS guests that are gone"
+        VmLimit "vm-limit" (Parameter::Number)
+            "the framework runs that many macOS guests at a time; default two"
         HostCpus "host-cpus" (Parameter::Number)
             "the Mac has that many CPUs: `run` refuses a VM with more"
         HostMemoryMib "host-memory-mib" (Parameter::Number)
@@ -109,6 +111,8 @@ faults! {
             "Softnet is not installed"
         Subnet "subnet" (Parameter::Subnet)
             "guests have addresses of this subnet, which the host cannot reach"
+        OwnNetwork "own-network" (Parameter::Nothing)
+            "guests have a network and an address of their own where the machine allows it, as on a Mac"
         DhcpLeaseTime "dhcp-lease-time" (Parameter::Duration)
             "the Mac lends an address for that long; default one day"
         ArpGarbage "arp-garbage" (Parameter::Line)

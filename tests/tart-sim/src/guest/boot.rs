@@ -23,10 +23,14 @@ pub(crate) struct Boot {
     pub(crate) uid: u32,
     /// Whether that user can use `sudo`.
     pub(crate) sudo: bool,
+    /// The program that is `/bin/sh`; the machine's own, if not given.
+    pub(crate) shell: Option<PathBuf>,
     /// Whether the system's files are read-only.
     pub(crate) sealed: bool,
     /// The guest's address; `None` if the network had none left.
     pub(crate) address: Option<Ipv4Addr>,
+    /// Whether the guest has a network of its own, with that address in it. Else it has the machine's.
+    pub(crate) own_network: bool,
     pub(crate) shares: Vec<Share>,
     /// The image's command to run at boot; empty for none.
     pub(crate) command: Vec<String>,
@@ -112,8 +116,10 @@ pub(super) mod tests {
             user: "admin".into(),
             uid: 0,
             sudo: true,
+            shell: None,
             sealed: true,
             address: Some(Ipv4Addr::new(127, 64, 0, 2)),
+            own_network: false,
             shares: Vec::new(),
             command: Vec::new(),
             agent: true,

@@ -5,11 +5,13 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
 
-use super::{Boot, INIT, MACHINE};
+use super::{Boot, INIT, MACHINE, NETWORK_PROBE};
 
 /// The launcher's or init's exit codes, by which `tart run` learns why a guest ended.
 pub(super) mod exit {
@@ -26,6 +28,9 @@ pub(super) const POWER_BUTTON: &str = "power-button";
 
 /// What the guest's first process prints.
 const CONSOLE: &str = "console.log";
+
+/// The kernel answers within milliseconds, unless many guests come and go.
+const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 
 /// How a guest ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,6 +83,18 @@ impl Machine {
         drop(power);
         init.wait().await.map(|_| ())
     }
+}
+
+/// Whether this machine lets a guest have a network of its own: as root, unless a container forbids it.
+pub(crate) async fn can_have_own_network() -> bool {
+    let Ok(program) = own_program() else { return false };
+    let mut probe = Command::new(program);
+    probe.arg0(NETWORK_PROBE).env_clear().kill_on_drop(true);
+    probe.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    cfg!(target_os = "linux")
+        && timeout(PROBE_DEADLINE, probe.status())
+            .await
+            .is_ok_and(|ended| ended.is_ok_and(|status| status.success()))
 }
 
 /// Starts the guest's first process, in namespaces of its own if `isolated`.

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 
 pub(crate) use boot::{Boot, Share};
 pub(crate) use init::AGENT_SOCKET;
-pub(crate) use machine::{Halt, Machine};
+pub(crate) use machine::{Halt, Machine, can_have_own_network};
 
 /// The tag that a macOS guest mounts by itself.
 pub(crate) const AUTOMOUNT_TAG: &str = "com.apple.virtio-fs.automount";
@@ -40,6 +40,9 @@ const INIT: &str = "tart-guest-init";
 /// The name under which this binary gives a command a session, and a terminal if it has one.
 const SESSION: &str = "tart-guest-session";
 
+/// The name under which this binary tries whether a guest can have a network of its own.
+const NETWORK_PROBE: &str = "tart-guest-network-probe";
+
 /// Runs the part of a guest that this process was started as. `None` if it was started as tart.
 pub(crate) fn entry() -> Option<ExitCode> {
     let mut words = env::args_os();
@@ -49,6 +52,8 @@ pub(crate) fn entry() -> Option<ExitCode> {
     match program.as_str() {
         #[cfg(target_os = "linux")]
         LAUNCHER => Some(namespaces::launch()),
+        #[cfg(target_os = "linux")]
+        NETWORK_PROBE => Some(namespaces::probe_network()),
         INIT => Some(init::main(&words)),
         SESSION => Some(commands::start_session(&words)),
         other => programs::find(other).map(|program| program(&words)),

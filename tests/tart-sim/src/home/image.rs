@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -66,6 +66,8 @@ pub(crate) struct Image {
     pub(crate) uid: Option<u32>,
     /// Whether that user can use `sudo` without a password.
     pub(crate) sudo: bool,
+    /// The program that is the guest's `/bin/sh`; the machine's own, if not given.
+    pub(crate) shell: Option<PathBuf>,
 }
 
 impl Default for Image {
@@ -92,6 +94,7 @@ impl Default for Image {
             user: "admin".into(),
             uid: None,
             sudo: true,
+            shell: None,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The Mac's DHCP server for its VMs, and the file in which it keeps its leases.
 //!
-//! The subnet is a piece of the loopback network, since guests share the machine's network. The host reaches a
+//! Guests that share the machine's network have a piece of the loopback network as their subnet: the host reaches a
 //! server on a guest's address, and two guests can use the same port.
 
 use std::fmt::Write as _;
@@ -36,6 +36,39 @@ impl std::fmt::Display for MacAddress {
     /// As macOS does: without leading zeros.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0.map(|octet| format!("{octet:x}")).join(":"))
+    }
+}
+
+/// The addresses of a Mac's guests, but for their last number. Every simulated Mac has a subnet of its own, so that tests on one
+/// machine do not meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Subnet([u8; 3]);
+
+impl Subnet {
+    /// The one that the knob `subnet` names, which the host cannot reach.
+    pub(crate) fn unreachable() -> Option<Self> {
+        faults::parameter(Fault::Subnet).and_then(|text| fault::subnet(&text)).map(Self)
+    }
+
+    /// That of guests that share the machine's network: a piece of the loopback network.
+    pub(crate) fn loopback() -> Self {
+        Self::of_this_mac(127)
+    }
+
+    /// That of guests with a network of their own.
+    pub(crate) fn own() -> Self {
+        Self::of_this_mac(10)
+    }
+
+    fn of_this_mac(first: u8) -> Self {
+        let mut hasher = DefaultHasher::new();
+        host::dir().hash(&mut hasher);
+        let [second, third, ..] = hasher.finish().to_be_bytes();
+        Self([first, 64 + second % 128, third])
+    }
+
+    fn has(self, address: Ipv4Addr) -> bool {
+        address.octets().starts_with(&self.0)
     }
 }
 
@@ -101,9 +134,16 @@ impl Leases {
     }
 
     /// Lends an address that is not in use: the one from last time if possible.
-    pub(crate) fn lend(&mut self, mac: MacAddress, name: &str, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
-        let known = self.lent.iter().find(|lease| lease.mac == mac && !in_use.contains(&lease.address));
-        let address = known.map(|lease| lease.address).or_else(|| self.unused(in_use))?;
+    pub(crate) fn lend(
+        &mut self,
+        subnet: Subnet,
+        mac: MacAddress,
+        name: &str,
+        in_use: &[Ipv4Addr],
+    ) -> Option<Ipv4Addr> {
+        let is_free = |address| subnet.has(address) && !in_use.contains(&address);
+        let known = self.lent.iter().find(|lease| lease.mac == mac && is_free(lease.address));
+        let address = known.map(|lease| lease.address).or_else(|| self.unused(subnet, in_use))?;
         self.lent.retain(|lease| lease.mac != mac && lease.address != address);
         let expires = unix_time() + faults::duration(Fault::DhcpLeaseTime).unwrap_or(LEASE_TIME).as_secs();
         // The newest comes first.
@@ -112,16 +152,16 @@ impl Leases {
     }
 
     /// An address without a lease. If there is none, the one whose lease expired first.
-    pub(crate) fn unused(&self, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
-        let [first, second, third] = subnet();
+    pub(crate) fn unused(&self, subnet: Subnet, in_use: &[Ipv4Addr]) -> Option<Ipv4Addr> {
+        let Subnet([first, second, third]) = subnet;
         let lent = |address: &Ipv4Addr| self.lent.iter().any(|lease| lease.address == *address);
         let fresh = (2..=254)
             .map(|last| Ipv4Addr::new(first, second, third, last))
             .find(|address| !in_use.contains(address) && !lent(address));
         fresh.or_else(|| {
             let now = unix_time();
-            let expired =
-                self.lent.iter().filter(|lease| lease.expires <= now && !in_use.contains(&lease.address));
+            let is_free = |address| subnet.has(address) && !in_use.contains(&address);
+            let expired = self.lent.iter().filter(|lease| lease.expires <= now && is_free(lease.address));
             expired.min_by_key(|lease| lease.expires).map(|lease| lease.address)
         })
     }
@@ -180,18 +220,6 @@ fn path() -> PathBuf {
     host::dir().join("dhcpd_leases")
 }
 
-/// Every simulated Mac has a subnet of its own, so that tests on one machine do not meet. The knob `subnet` names another
-/// one, which the host cannot reach.
-fn subnet() -> [u8; 3] {
-    if let Some(subnet) = faults::parameter(Fault::Subnet).and_then(|text| fault::subnet(&text)) {
-        return subnet;
-    }
-    let mut hasher = DefaultHasher::new();
-    host::dir().hash(&mut hasher);
-    let [second, third, ..] = hasher.finish().to_be_bytes();
-    [127, 64 + second % 128, third]
-}
-
 fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
@@ -201,6 +229,8 @@ mod tests {
     use super::*;
 
     const MAC: MacAddress = MacAddress([0x0e, 0, 2, 0xab, 0xc, 0xd]);
+
+    const SUBNET: Subnet = Subnet([127, 64, 0]);
 
     #[test]
     fn the_file_has_the_form_of_macos() {
@@ -257,23 +287,32 @@ mod tests {
     #[test]
     fn a_mac_address_keeps_its_lease_unless_another_vm_uses_the_address() {
         let mut leases = Leases::default();
-        let first = leases.lend(MAC, "guest", &[]).unwrap();
-        assert_eq!(leases.lend(MAC, "guest", &[]), Some(first));
-        let second = leases.lend(MAC, "guest", &[first]).unwrap();
+        let first = leases.lend(SUBNET, MAC, "guest", &[]).unwrap();
+        assert_eq!(leases.lend(SUBNET, MAC, "guest", &[]), Some(first));
+        let second = leases.lend(SUBNET, MAC, "guest", &[first]).unwrap();
         assert_ne!(second, first);
         assert_eq!(leases.find(MAC), Some(second));
+    }
+
+    #[test]
+    fn a_lease_of_another_subnet_is_not_used_again() {
+        let mut leases = Leases::default();
+        let own = leases.lend(Subnet([10, 64, 0]), MAC, "guest", &[]).unwrap();
+        let loopback = leases.lend(SUBNET, MAC, "guest", &[]).unwrap();
+        assert_eq!((own.octets()[0], loopback.octets()[0]), (10, 127));
+        assert_eq!(leases.find(MAC), Some(loopback));
     }
 
     #[test]
     fn the_subnet_has_no_address_left_until_a_lease_expires() {
         let mut leases = Leases::default();
         for last in 0..253 {
-            assert!(leases.lend(MacAddress([2, 0, 0, 0, 0, last]), "guest", &[]).is_some());
+            assert!(leases.lend(SUBNET, MacAddress([2, 0, 0, 0, 0, last]), "guest", &[]).is_some());
         }
-        assert_eq!(leases.lend(MAC, "guest", &[]), None);
+        assert_eq!(leases.lend(SUBNET, MAC, "guest", &[]), None);
         let oldest = leases.lent.last_mut().unwrap();
         oldest.expires = 1;
         let address = oldest.address;
-        assert_eq!(leases.lend(MAC, "guest", &[]), Some(address));
+        assert_eq!(leases.lend(SUBNET, MAC, "guest", &[]), Some(address));
     }
 }

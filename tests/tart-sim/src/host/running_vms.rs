@@ -10,10 +10,10 @@ use tart_sim::Fault;
 
 use crate::home::config::Os;
 use crate::home::file_lock::FileLock;
-use crate::host::dhcp_leases::{Leases, MacAddress};
+use crate::host::dhcp_leases::{Leases, MacAddress, Subnet};
 use crate::host::{self, faults};
 
-/// How many macOS guests a Mac runs at a time.
+/// How many macOS guests a Mac runs at a time, unless the knob `vm-limit` says otherwise.
 const DARWIN_LIMIT: usize = 2;
 
 /// What the host knows of one running VM.
@@ -68,7 +68,7 @@ impl Slot {
         let (dir, _lock) = lock_host()?;
         if os == Os::Darwin {
             let running = running_vms(&dir)?.iter().filter(|vm| vm.os == Os::Darwin).count();
-            if running + stuck_slots() >= DARWIN_LIMIT {
+            if running + stuck_slots() >= darwin_limit() {
                 return Err(NoSlot::LimitExceeded);
             }
         }
@@ -82,18 +82,24 @@ impl Slot {
     }
 
     /// Gives the guest an address, unless the network has none left.
-    pub(crate) fn connect(&mut self, host_name: &str, stale_lease: bool) -> io::Result<Option<Ipv4Addr>> {
+    pub(crate) fn connect(
+        &mut self,
+        subnet: Subnet,
+        host_name: &str,
+        stale_lease: bool,
+    ) -> io::Result<Option<Ipv4Addr>> {
         let (dir, _lock) = lock_host()?;
         let own = self.record.address.take();
         self.save()?;
         let in_use: Vec<_> = running_vms(&dir)?.iter().filter_map(|vm| vm.address).collect();
-        self.record.address = self.address(host_name, stale_lease, &in_use, own)?;
+        self.record.address = self.address(subnet, host_name, stale_lease, &in_use, own)?;
         self.save()?;
         Ok(self.record.address)
     }
 
     fn address(
         &self,
+        subnet: Subnet,
         host_name: &str,
         stale_lease: bool,
         in_use: &[Ipv4Addr],
@@ -103,16 +109,16 @@ impl Slot {
         let mut leases = Leases::read()?;
         if self.network == Network::Bridged {
             // Another DHCP server lends it: the Mac has no lease.
-            return Ok(own.or_else(|| leases.unused(in_use)));
+            return Ok(own.or_else(|| leases.unused(subnet, in_use)));
         }
         if stale_lease && !leases.knows(mac) {
-            leases.lend(mac, host_name, in_use);
+            leases.lend(subnet, mac, host_name, in_use);
             leases.write()?;
         }
         if stale_lease {
-            return Ok(leases.unused(in_use));
+            return Ok(leases.unused(subnet, in_use));
         }
-        let address = leases.lend(mac, host_name, in_use);
+        let address = leases.lend(subnet, mac, host_name, in_use);
         leases.write()?;
         Ok(address)
     }
@@ -168,7 +174,13 @@ fn running_vm(path: &Path) -> io::Result<Option<Record>> {
     Ok(serde_json::from_slice(&fs::read(path)?).ok())
 }
 
+/// How many macOS guests run at a time.
+fn darwin_limit() -> usize {
+    faults::parameter(Fault::VmLimit).and_then(|number| number.parse().ok()).unwrap_or(DARWIN_LIMIT)
+}
+
 /// Places that the framework counts although their guests are gone.
 fn stuck_slots() -> usize {
-    faults::parameter(Fault::VmLimitStuck).map_or(0, |number| number.parse().unwrap_or(DARWIN_LIMIT))
+    faults::parameter(Fault::VmLimitStuck)
+        .map_or(0, |number| number.parse().unwrap_or_else(|_| darwin_limit()))
 }

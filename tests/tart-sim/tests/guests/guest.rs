@@ -264,6 +264,16 @@ fn a_macos_guest_has_its_programs() {
 }
 
 #[test]
+fn a_guest_has_the_shell_of_its_image() {
+    let mac = Mac::new();
+    mac.create("a");
+    mac.set_image("a", r#"{"shell": "/bin/bash"}"#);
+    let _a = mac.run(&["a"]);
+    mac.wait_for_agent("a");
+    assert_eq!(mac.sh("a", "readlink /bin/sh; echo ${BASH_VERSION:+bash}").ok(), "/bin/bash\nbash\n");
+}
+
+#[test]
 fn a_linux_guest_looks_like_linux_and_mounts_by_hand() {
     let mac = Mac::new();
     mac.create_linux("l");

@@ -8,6 +8,8 @@ mod guest;
 mod ip;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "some of its users are for Linux only"))]
 mod mac;
+#[cfg(target_os = "linux")]
+mod network;
 mod run;
 #[cfg(target_os = "linux")]
 mod users;

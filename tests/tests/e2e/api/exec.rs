@@ -91,6 +91,19 @@ async fn kubectl_exec_works_in_a_vm_that_only_boots_and_is_refused_in_words_othe
 }
 
 #[tokio::test]
+async fn kubectl_exec_carries_a_hundred_megabytes_both_ways() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("exec-bulk").await?;
+    scene.pod("one").command(SLEEP).create_until("Running").await?;
+    let bytes = noise(100_000_000);
+    for transport in TRANSPORTS {
+        let done = transport.run(&scene, &["exec", "-i", "one", "--", "cat"], bytes.clone()).await?;
+        ensure!(done.code == Some(0), "{transport:?}: {:?}, {}", done.code, done.stderr);
+        ensure!(done.stdout == bytes, "{transport:?}: {} bytes, or others, came back", done.stdout.len());
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn kubectl_cp_copies_both_ways() -> Result<()> {
     let (scene, _agent) = Scene::with_api("cp").await?;
     scene.pod("one").command(SLEEP).create_until("Running").await?;

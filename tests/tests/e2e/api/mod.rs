@@ -1,9 +1,12 @@
 //! The kubelet API: what kubectl, the API server and scrapers get from the agent's own port.
 
+mod agent_restart;
 mod attach;
 mod auth;
+mod debug;
 mod exec;
 mod figures;
+mod kube_client;
 mod kubectl;
 mod limits;
 mod logs;

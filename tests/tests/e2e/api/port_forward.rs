@@ -1,15 +1,16 @@
 //! `kubectl port-forward` through the API server, over `WebSockets` and over SPDY.
 
 use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-use super::kubectl::{TRANSPORTS, pipes};
+use super::kubectl::{TRANSPORTS, Transport, pipes};
 use crate::scene::{DEADLINE, SLEEP, Scene};
 
 /// Sends back what each connection sends, and its end.
-async fn echo(listener: TcpListener) {
+pub(super) async fn echo(listener: TcpListener) {
     while let Ok((mut stream, _)) = listener.accept().await {
         tokio::spawn(async move {
             let (mut from, mut to) = stream.split();
@@ -19,9 +20,40 @@ async fn echo(listener: TcpListener) {
     }
 }
 
+/// A `kubectl port-forward` that listens.
+pub(super) struct Forward {
+    child: Child,
+    /// kubectl's ports, in the order of the Pod's.
+    pub(super) local: Vec<u16>,
+    stderr: ChildStderr,
+    /// kubectl ends when its pipes do.
+    _pipes: (ChildStdin, Lines<BufReader<ChildStdout>>),
+}
+
+impl Forward {
+    pub(super) async fn start(transport: Transport, scene: &Scene, pod: &str, ports: &[u16]) -> Result<Self> {
+        let mut arguments = vec!["port-forward".to_owned(), pod.to_owned()];
+        arguments.extend(ports.iter().map(|port| format!(":{port}")));
+        let mut child = transport.start(scene, &arguments)?;
+        let (stdin, stdout, stderr) = pipes(&mut child)?;
+        let mut lines = BufReader::new(stdout).lines();
+        let mut local = Vec::new();
+        while local.len() < ports.len() {
+            let line = timeout(DEADLINE, lines.next_line())
+                .await
+                .context("no ports")??
+                .context("kubectl has ended")?;
+            let Some(rest) = line.strip_prefix("Forwarding from 127.0.0.1:") else { continue };
+            let (number, _) = rest.split_once(' ').context("no port")?;
+            local.push(number.parse()?);
+        }
+        Ok(Self { child, local, stderr, _pipes: (stdin, lines) })
+    }
+}
+
 #[tokio::test]
 async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_one() -> Result<()> {
-    const CONNECTIONS: u8 = 30;
+    const CONNECTIONS: u8 = 50;
     let (scene, _agent) = Scene::with_api("forward").await?;
     let pod = scene.pod("one").command(SLEEP).create_until("Running").await?;
     let address = pod.status.and_then(|status| status.pod_ip).context("no address")?;
@@ -31,21 +63,8 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
     let closed = TcpListener::bind((address.as_str(), 0)).await?.local_addr()?.port();
     tokio::spawn(echo(listener));
     for transport in TRANSPORTS {
-        let ports = [format!(":{port}"), format!(":{closed}")];
-        let mut child = transport.start(&scene, &["port-forward", "one", &ports[0], &ports[1]])?;
-        let (_stdin, stdout, stderr) = pipes(&mut child)?;
-        let mut lines = BufReader::new(stdout).lines();
-        let mut local = Vec::new();
-        while local.len() < 2 {
-            let line = timeout(DEADLINE, lines.next_line())
-                .await
-                .context("no ports")??
-                .context("kubectl has ended")?;
-            let Some(rest) = line.strip_prefix("Forwarding from 127.0.0.1:") else { continue };
-            let (number, _) = rest.split_once(' ').context("no port")?;
-            local.push(number.parse::<u16>()?);
-        }
-        let open = local[0];
+        let mut forward = Forward::start(transport, &scene, "one", &[port, closed]).await?;
+        let open = forward.local[0];
         let talk = |number: u8| async move {
             let sent = vec![number; 200_000];
             let mut stream = TcpStream::connect(("127.0.0.1", open)).await?;
@@ -68,10 +87,10 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
             .await
             .context("the connections do not end")?
             .with_context(|| format!("{transport:?}"))?;
-        let mut refused = TcpStream::connect(("127.0.0.1", local[1])).await?;
+        let mut refused = TcpStream::connect(("127.0.0.1", forward.local[1])).await?;
         let mut nothing = Vec::new();
         let _ = timeout(DEADLINE, refused.read_to_end(&mut nothing)).await.context("no end")?;
-        let mut told = BufReader::new(stderr).lines();
+        let mut told = BufReader::new(&mut forward.stderr).lines();
         let words = format!("error forwarding port {closed} to pod one, uid ");
         loop {
             let line = timeout(DEADLINE, told.next_line())
@@ -84,7 +103,7 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
             }
         }
         // kubectl of 1.36 ends after an error; an older one goes on.
-        let _ = child.kill().await;
+        let _ = forward.child.kill().await;
     }
     Ok(())
 }

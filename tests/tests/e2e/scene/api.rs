@@ -2,15 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use http::{Method, Request};
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use kube::api::ListParams;
-use kube::{Api, Client, ResourceExt};
+use kube::Client;
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::kubeconfig::{self, Credentials};
 use tart_kubelet_tests::process::Process;
-use tart_kubelet_tests::wait;
 
 use super::{DEADLINE, Scene};
 
@@ -24,34 +21,12 @@ impl Scene {
 
     /// Approves the agent's request for a serving certificate, and waits until the agent serves with it.
     pub(crate) async fn approve_serving_certificate(&self, agent: &RunningAgent) -> Result<()> {
-        let request = self.serving_request(&[]).await?;
-        self.kubectl.run(["certificate", "approve", &request]).await?;
-        let words = "the kubelet API has a certificate of the cluster";
-        wait::eventually("a certificate of the cluster", DEADLINE, async || {
-            let log = agent.log()?;
-            ensure!(log.contains(words), "{log}");
-            Ok(())
-        })
-        .await
+        self.control_plane.approve_serving_certificate(&self.node, agent).await
     }
 
     /// Waits for the Node's only request for a serving certificate, apart from those that are known.
     pub(crate) async fn serving_request(&self, known: &[&str]) -> Result<String> {
-        let api: Api<CertificateSigningRequest> = Api::all(self.control_plane.client().await?);
-        let user = format!("system:node:{}", self.node);
-        wait::eventually("a request for a serving certificate", DEADLINE, async || {
-            let all = api.list(&ListParams::default()).await?;
-            let ours = all.iter().filter(|one| {
-                one.spec.username.as_deref() == Some(&user)
-                    && one.spec.signer_name == "kubernetes.io/kubelet-serving"
-                    && !known.contains(&one.name_any().as_str())
-            });
-            match ours.map(ResourceExt::name_any).collect::<Vec<_>>().as_slice() {
-                [only] => Ok(only.clone()),
-                other => bail!("there are {other:?}"),
-            }
-        })
-        .await
+        self.control_plane.serving_request(&self.node, known).await
     }
 
     /// The port that the Node publishes.

@@ -15,7 +15,9 @@ use tokio::time::{Instant, interval, sleep};
 use super::control_socket::ControlSocket;
 use super::vnc::Server;
 use super::{Vm, print_error, vz_error};
-use crate::guest::{AGENT_SOCKET, Halt, Machine};
+use crate::guest::{self, AGENT_SOCKET, Boot, Halt, Machine};
+use crate::host::dhcp_leases::Subnet;
+use crate::host::faults;
 use crate::host::running_vms::Slot;
 use crate::output::stdout;
 use crate::version;
@@ -180,15 +182,21 @@ async fn until(instant: Option<Instant>) {
 }
 
 async fn boot_guest(vm: &Vm, slot: &mut Slot) -> io::Result<Machine> {
-    let host_name = vm.boot(None).host_name();
-    let address = if vm.faults.is_on(Fault::DhcpExhausted) {
-        None
-    } else {
-        let host_name = vm.faults.parameter(Fault::GuestName).unwrap_or(host_name);
-        slot.connect(&host_name, vm.faults.is_on(Fault::StaleLease))?
-    };
-    let machine =
-        Machine::start(&vm.dir.guest_path(), vm.boot(address), !vm.faults.is_on(Fault::NoNamespaces)).await?;
+    let isolated = !vm.faults.is_on(Fault::NoNamespaces);
+    let unreachable = Subnet::unreachable();
+    let own_network = faults::is_on(Fault::OwnNetwork)
+        && isolated
+        && unreachable.is_none()
+        && guest::can_have_own_network().await;
+    let mut boot = Boot { own_network, ..vm.boot() };
+    if !vm.faults.is_on(Fault::DhcpExhausted) {
+        let subnet = if own_network { Subnet::own() } else { Subnet::loopback() };
+        let host_name = vm.faults.parameter(Fault::GuestName).unwrap_or_else(|| boot.host_name());
+        let stale_lease = vm.faults.is_on(Fault::StaleLease);
+        boot.address = slot.connect(unreachable.unwrap_or(subnet), &host_name, stale_lease)?;
+    }
+    let address = boot.address;
+    let machine = Machine::start(&vm.dir.guest_path(), boot, isolated).await?;
     if vm.screen.is_some_and(|screen| screen.server == Server::Guest) {
         announce_screen(vm, address);
     }

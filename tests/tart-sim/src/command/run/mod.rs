@@ -241,16 +241,18 @@ impl Vm {
         self.faults.duration(Fault::BootDelay).unwrap_or_else(|| seconds(self.image.boot_delay))
     }
 
-    /// What the guest is told when it boots.
-    fn boot(&self, address: Option<std::net::Ipv4Addr>) -> Boot {
+    /// What the guest is told when it boots, but for its network.
+    fn boot(&self) -> Boot {
         let image = &self.image;
         Boot {
             os: self.os,
             user: image.user.clone(),
             uid: image.user_number(),
             sudo: image.sudo,
+            shell: image.shell.clone(),
             sealed: image.sealed && self.os == Os::Darwin,
-            address,
+            address: None,
+            own_network: false,
             shares: self.shares.shares.clone(),
             command: image.boot.clone(),
             agent: image.agent,

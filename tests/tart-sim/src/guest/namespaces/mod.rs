@@ -1,6 +1,8 @@
-//! Namespaces and mounts: how a guest gets process ids, a host name and a root file system of its own.
+//! Namespaces and mounts: how a guest gets process ids, a host name, a root file system and perhaps a network of its own.
 
 mod mounts;
+mod netlink;
+mod network;
 mod root;
 mod settings;
 mod shares;
@@ -26,6 +28,7 @@ use super::{Boot, INIT, programs};
 use crate::home::file_lock::FileLock;
 
 pub(super) use mounts::{mount_memory, with_open_devices};
+pub(super) use network::probe as probe_network;
 pub(super) use root::CLIPBOARD;
 pub(super) use shares::mount_share;
 
@@ -99,9 +102,17 @@ pub(super) fn enter(boot: &Boot, words: &[OsString]) -> io::Result<Environment> 
     if boot.uid != 0 {
         give_home(boot)?;
     }
+    if boot.own_network {
+        // While the machine's /proc is in sight.
+        network::enter(boot.address)?;
+    }
     root::enter(boot, is_rootless)?;
     let own_program = Path::new(if boot.uid == 0 { "/proc/1/exe" } else { root::OWN_PROGRAM });
     programs::install(own_program, |directory| directory.into())?;
+    if let Some(shell) = &boot.shell {
+        fs::remove_file("/bin/sh")?;
+        symlink(shell, "/bin/sh")?;
+    }
     if boot.uid != 0 {
         if boot.sudo {
             install_sudo()?;
