@@ -31,10 +31,6 @@ macro_rules! plain_name {
             pub(crate) fn parse(text: &str) -> Result<Self, BadName> {
                 plain(text).map(Self)
             }
-
-            pub(crate) fn as_str(&self) -> &str {
-                &self.0
-            }
         }
 
         impl<'de> Deserialize<'de> for $name {
@@ -53,6 +49,12 @@ macro_rules! plain_name {
 
 plain_name!(HostId);
 plain_name!(Zone);
+
+impl HostId {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
 
 /// A machine. Its host bears its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -40,7 +40,7 @@ pub fn run() -> ExitCode {
     let ended = runtime.block_on(async {
         match cli.command {
             SubCommand::Host(command) => run_host(command).await,
-            SubCommand::Manager(args) => run_manager(*args).await.map(|()| true),
+            SubCommand::Manager(args) => Box::pin(run_manager(*args)).await.map(|()| true),
         }
     });
     // Work that is broken off is safe to repeat.
@@ -71,7 +71,7 @@ async fn run_manager(args: ManagerArgs) -> Result<(), String> {
     let client = client.map_err(|error| chain(&error))?;
     let machines: Arc<dyn Machines> = Arc::new(ApiMachines(client.clone()));
     let pool = args.pool(&client, Arc::clone(&machines))?;
-    manager::run(args.config()?, client, pool, machines).await
+    Box::pin(manager::run(args.config()?, client, pool, machines)).await
 }
 
 /// Whether the Mac is as it should be at the end.

@@ -158,7 +158,7 @@ pub struct ScalewayAppleSiliconMachineStatus {
     /// Why rolls have ended, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_message: Option<String>,
-    /// Provisioned, Bootstrapped, HostUpToDate, Ready.
+    /// `Provisioned`, `Bootstrapped`, `HostUpToDate`, `Ready`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

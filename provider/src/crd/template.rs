@@ -1,4 +1,4 @@
-//! What the machines of a MachineDeployment are made from.
+//! What the machines of a `MachineDeployment` are made from.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::ScalewayAppleSiliconMachineSpec;
     group = "infrastructure.cluster.x-k8s.io",
     version = "v1alpha1",
     kind = "ScalewayAppleSiliconMachineTemplate",
-    doc = "What the machines of a MachineDeployment are made from.",
+    doc = "What the machines of a `MachineDeployment` are made from.",
     namespaced,
     derive = "PartialEq",
     shortname = "sammt",

@@ -124,7 +124,7 @@ impl Reconciler {
     }
 
     pub(super) async fn reboot(&self, machine: &Machine) -> Result<Action, ReconcileError> {
-        let Ok(Some((zone, id))) = self.held(machine) else { return Ok(Action::requeue(Duration::ZERO)) };
+        let Ok(Some((zone, id))) = Self::held(machine) else { return Ok(Action::requeue(Duration::ZERO)) };
         let mut status = machine.status.clone().unwrap_or_default();
         let (type_, reason, words) = match self.pool.reboot(&zone, &id).await {
             Ok(()) => {

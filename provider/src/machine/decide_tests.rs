@@ -19,7 +19,7 @@ fn at(second: i64) -> Timestamp {
 }
 
 /// A machine with a finalizer, and this in it.
-fn machine(metadata: Value, spec: Value, status: Value) -> Machine {
+fn machine(metadata: &Value, spec: &Value, status: &Value) -> Machine {
     let mut meta = json!({ "name": "mac", "namespace": "n", "finalizers": [super::FINALIZER] });
     for (key, value) in metadata.as_object().unwrap() {
         meta[key] = value.clone();
@@ -31,8 +31,8 @@ fn machine(metadata: Value, spec: Value, status: Value) -> Machine {
     serde_json::from_value(kind).unwrap()
 }
 
-fn with_status(status: Value) -> Machine {
-    machine(json!({}), json!({ "providerID": ID }), status)
+fn with_status(status: &Value) -> Machine {
+    machine(&json!({}), &json!({ "providerID": ID }), status)
 }
 
 fn bootstrapped(is: &str, ago: i64) -> Value {
@@ -68,27 +68,27 @@ fn reported(step: &Step) -> Option<&Report> {
 #[test]
 fn deletion_comes_before_everything_and_goes_on_while_paused() {
     let deleted = json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "annotations": { "cluster.x-k8s.io/paused": "" } });
-    let held = machine(deleted, json!({}), json!({ "serverID": "7f6b" }));
+    let held = machine(&deleted, &json!({}), &json!({ "serverID": "7f6b" }));
     for cluster in [ClusterSeen::None, ClusterSeen::Missing, ClusterSeen::Paused, ClusterSeen::NotReady] {
         assert_eq!(decide(&Observed { cluster, ..seen(&held) }), Step::Delete);
     }
     let done = machine(
-        json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [] }),
-        json!({}),
-        json!({}),
+        &json!({ "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [] }),
+        &json!({}),
+        &json!({}),
     );
     assert_eq!(decide(&seen(&done)), Step::Nothing);
 }
 
 #[test]
 fn a_paused_machine_gets_its_finalizer_and_nothing_else() {
-    let bare = machine(json!({ "finalizers": [] }), json!({}), json!({}));
+    let bare = machine(&json!({ "finalizers": [] }), &json!({}), &json!({}));
     assert_eq!(decide(&Observed { cluster: ClusterSeen::Paused, ..seen(&bare) }), Step::AddFinalizer);
-    let plain = machine(json!({}), json!({ "adoptPoolPrefix": "p-" }), json!({}));
+    let plain = machine(&json!({}), &json!({ "adoptPoolPrefix": "p-" }), &json!({}));
     let by_cluster = decide(&Observed { cluster: ClusterSeen::Paused, ..seen(&plain) });
     assert_eq!(reported(&by_cluster), Some(&Report::Paused));
     let annotated = json!({ "annotations": { "cluster.x-k8s.io/paused": "false" } });
-    let annotated = machine(annotated, json!({ "adoptPoolPrefix": "p-" }), json!({}));
+    let annotated = machine(&annotated, &json!({ "adoptPoolPrefix": "p-" }), &json!({}));
     // Before the readiness of the Cluster: a paused machine does not look at it again and again.
     let by_annotation = decide(&Observed { cluster: ClusterSeen::NotReady, ..seen(&annotated) });
     assert_eq!(reported(&by_annotation), Some(&Report::Paused));
@@ -96,12 +96,12 @@ fn a_paused_machine_gets_its_finalizer_and_nothing_else() {
 
 #[test]
 fn a_machine_without_a_host_claims_one_that_it_may_have() {
-    let claim = |spec: Value| machine(json!({}), spec, json!({}));
-    let own = claim(json!({ "adoptPoolPrefix": "own-" }));
+    let claim = |spec: &Value| machine(&json!({}), spec, &json!({}));
+    let own = claim(&json!({ "adoptPoolPrefix": "own-" }));
     let Step::Claim(settings) = decide(&seen(&own)) else { panic!("no claim") };
     assert_eq!(settings.prefix.as_str(), "own-");
     let default = PoolPrefix::new("tuist-pool-");
-    let legacy = claim(json!({}));
+    let legacy = claim(&json!({}));
     let Step::Claim(settings) = decide(&Observed { default_prefix: default.as_ref(), ..seen(&legacy) })
     else {
         panic!("no claim")
@@ -112,7 +112,7 @@ fn a_machine_without_a_host_claims_one_that_it_may_have() {
         (json!({ "adoptPoolPrefix": "p-", "os": "macos-tahoe-26.3" }), "InvalidOSPin"),
         (json!({ "adoptPoolPrefix": "p-", "zone": "../x" }), "InvalidZone"),
     ] {
-        let machine = claim(spec);
+        let machine = claim(&spec);
         let step = decide(&seen(&machine));
         assert!(
             matches!(reported(&step), Some(Report::Refused { reason: is, .. }) if *is == reason),
@@ -127,18 +127,18 @@ fn a_machine_without_a_host_claims_one_that_it_may_have() {
 
 #[test]
 fn a_provider_id_is_filled_and_never_overwritten() {
-    let none = machine(json!({}), json!({}), json!({ "serverID": "7f6b" }));
+    let none = machine(&json!({}), &json!({}), &json!({ "serverID": "7f6b" }));
     assert_eq!(decide(&seen(&none)), Step::SetProviderId(ID.to_owned()));
     let other = machine(
-        json!({}),
-        json!({ "providerID": "scw-applesilicon://fr-par-1/other" }),
-        json!({ "serverID": "7f6b" }),
+        &json!({}),
+        &json!({ "providerID": "scw-applesilicon://fr-par-1/other" }),
+        &json!({ "serverID": "7f6b" }),
     );
     assert!(matches!(
         reported(&decide(&seen(&other))),
         Some(Report::Refused { reason: "ProviderIDMismatch", .. })
     ));
-    let held = with_status(json!({ "serverID": "7f6b" }));
+    let held = with_status(&json!({ "serverID": "7f6b" }));
     let foreign = Some(NodeSeen { provider_id: Some("scw-applesilicon://fr-par-1/other".to_owned()) });
     let step = decide(&Observed { node: foreign, ..seen(&held) });
     assert!(matches!(reported(&step), Some(Report::Refused { reason: "NodeNameTaken", .. })), "{step:?}");
@@ -146,11 +146,11 @@ fn a_provider_id_is_filled_and_never_overwritten() {
 
 #[test]
 fn a_host_is_bootstrapped_until_its_node_has_joined() {
-    let fresh = with_status(json!({ "serverID": "7f6b" }));
+    let fresh = with_status(&json!({ "serverID": "7f6b" }));
     assert_eq!(decide(&Observed { node: None, ..seen(&fresh) }), Step::Bootstrap);
     let converged = |ago| {
         with_status(
-            json!({ "serverID": "7f6b", "hostConfigHash": "new", "conditions": bootstrapped("False", ago) }),
+            &json!({ "serverID": "7f6b", "hostConfigHash": "new", "conditions": bootstrapped("False", ago) }),
         )
     };
     let waits = converged(10);
@@ -160,14 +160,14 @@ fn a_host_is_bootstrapped_until_its_node_has_joined() {
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&late) })), Some(&Report::NotJoined));
 }
 
-fn failing(attempts: i32, further: Value) -> Machine {
+fn failing(attempts: i32, further: &Value) -> Machine {
     let mut status = json!({
         "serverID": "7f6b", "bootstrapAttempts": attempts, "lastBootstrapFailureTime": at(NOW - 3600).to_string(),
     });
     for (key, value) in further.as_object().unwrap() {
         status[key] = value.clone();
     }
-    with_status(status)
+    with_status(&status)
 }
 
 #[test]
@@ -180,10 +180,10 @@ fn a_host_that_fails_is_restarted_once_and_then_given_up() {
         (8, json!({}), Step::Quarantine),
         (9, json!({ "bootstrapRebootIssued": true }), Step::Quarantine),
     ] {
-        let machine = failing(attempts, further.clone());
+        let machine = failing(attempts, &further);
         assert_eq!(decide(&Observed { node: None, ..seen(&machine) }), wanted, "{attempts} {further}");
     }
-    let soon = with_status(json!({
+    let soon = with_status(&json!({
         "serverID": "7f6b", "bootstrapAttempts": 8, "lastBootstrapFailureTime": at(NOW - 1).to_string(),
     }));
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&soon) })), Some(&Report::WaitsAfterFailure));
@@ -191,9 +191,9 @@ fn a_host_that_fails_is_restarted_once_and_then_given_up() {
 
 #[test]
 fn a_host_that_may_run_vms_is_neither_restarted_nor_given_up() {
-    let fails = failing(100, json!({}));
+    let fails = failing(100, &json!({}));
     assert_eq!(decide(&Observed { vms: Vms::Perhaps, ..seen(&fails) }), Step::Bootstrap);
-    let served = failing(100, json!({ "ready": true }));
+    let served = failing(100, &json!({ "ready": true }));
     assert_eq!(decide(&Observed { node: None, ..seen(&served) }), Step::Bootstrap);
 }
 
@@ -201,7 +201,7 @@ fn a_host_that_may_run_vms_is_neither_restarted_nor_given_up() {
 fn a_node_that_is_gone_for_a_while_is_missing() {
     let ready = |ago| {
         with_status(
-            json!({ "serverID": "7f6b", "ready": true, "hostConfigHash": "new", "conditions": bootstrapped("True", ago) }),
+            &json!({ "serverID": "7f6b", "ready": true, "hostConfigHash": "new", "conditions": bootstrapped("True", ago) }),
         )
     };
     let soon = ready(10);
@@ -211,19 +211,19 @@ fn a_node_that_is_gone_for_a_while_is_missing() {
     assert_eq!(reported(&decide(&seen(&late))), Some(&Report::UpToDate));
 }
 
-fn drifted(further: Value) -> Machine {
+fn drifted(further: &Value) -> Machine {
     let mut status = json!({
         "serverID": "7f6b", "ready": true, "hostConfigHash": "old", "conditions": bootstrapped("True", 1000),
     });
     for (key, value) in further.as_object().unwrap() {
         status[key] = value.clone();
     }
-    with_status(status)
+    with_status(&status)
 }
 
 #[test]
 fn a_host_with_another_configuration_is_rolled_when_it_is_its_turn() {
-    let outdated = drifted(json!({}));
+    let outdated = drifted(&json!({}));
     assert_eq!(decide(&seen(&outdated)), Step::Roll);
     let later = decide(&Observed { turn: Turn::Later("others".to_owned()), ..seen(&outdated) });
     assert_eq!(reported(&later), Some(&Report::WaitsForTurn("others".to_owned())));
@@ -234,7 +234,7 @@ fn a_host_with_another_configuration_is_rolled_when_it_is_its_turn() {
 #[test]
 fn rolls_of_one_configuration_end_after_failures_and_begin_again_for_another() {
     let failed = |hash: &str, ago: i64| {
-        drifted(json!({
+        drifted(&json!({
             "failedHostConfigHash": hash, "tartKubeletUpdateAttempts": 5, "lastUpdateFailureTime": at(NOW - ago).to_string(),
         }))
     };
@@ -243,9 +243,9 @@ fn rolls_of_one_configuration_end_after_failures_and_begin_again_for_another() {
     assert_eq!(decide(&seen(&failed("older", 60))), Step::Roll, "another configuration");
     let annotated = json!({ "annotations": { "tuist.dev/retry-roll": "yes" } });
     let resumed = machine(
-        annotated,
-        json!({ "providerID": ID }),
-        failed("new", 60).status.map(|status| json!(status)).unwrap(),
+        &annotated,
+        &json!({ "providerID": ID }),
+        &failed("new", 60).status.map(|status| json!(status)).unwrap(),
     );
     assert_eq!(decide(&seen(&resumed)), Step::ResumeRoll);
 }
@@ -257,13 +257,13 @@ proptest! {
         attempts in 0i32..50, rebooted: bool, ready: bool, perhaps: bool, has_node: bool,
         hash in prop::sample::select(vec!["old", "new"]), is in prop::sample::select(vec!["True", "False"]), ago in 0i64..10_000,
     ) {
-        let machine = with_status(json!({
+        let machine = with_status(&json!({
             "serverID": "7f6b", "ready": ready, "hostConfigHash": hash, "bootstrapAttempts": attempts,
             "bootstrapRebootIssued": rebooted, "lastBootstrapFailureTime": at(NOW - ago).to_string(), "conditions": bootstrapped(is, ago),
         }));
         let vms = if perhaps { Vms::Perhaps } else { Vms::None };
         let node = has_node.then(|| NodeSeen { provider_id: Some(ID.to_owned()) });
-        let step = decide(&Observed { vms, node, ..seen(&machine) });
+        let step = decide(&Observed { node, vms, ..seen(&machine) });
         if matches!(step, Step::Reboot | Step::Quarantine) {
             prop_assert!(!ready && !perhaps && attempts >= 3);
         }
@@ -272,7 +272,7 @@ proptest! {
     /// A pause holds whatever else is the case.
     #[test]
     fn nothing_but_deletion_goes_on_while_paused(attempts in 0i32..50, ready: bool, hash in prop::sample::select(vec!["old", "new"])) {
-        let machine = with_status(json!({ "serverID": "7f6b", "ready": ready, "hostConfigHash": hash, "bootstrapAttempts": attempts }));
+        let machine = with_status(&json!({ "serverID": "7f6b", "ready": ready, "hostConfigHash": hash, "bootstrapAttempts": attempts }));
         let step = decide(&Observed { cluster: ClusterSeen::Paused, ..seen(&machine) });
         prop_assert_eq!(reported(&step), Some(&Report::Paused));
     }

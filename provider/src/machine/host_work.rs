@@ -34,7 +34,7 @@ impl Reconciler {
     /// Takes the host of a machine to its configuration, over SSH.
     pub(super) async fn work(&self, machine: &Machine) -> Result<HostWork, ReconcileError> {
         let failed = |error: &(dyn std::error::Error + 'static)| Ok(HostWork::Failed(chain(error)));
-        let Ok(Some((zone, id))) = self.held(machine) else { return Ok(HostWork::Gone) };
+        let Ok(Some((zone, id))) = Self::held(machine) else { return Ok(HostWork::Gone) };
         let host = match self.pool.host(&zone, &id).await {
             Ok(Some(host)) => host,
             Ok(None) => return Ok(HostWork::Gone),

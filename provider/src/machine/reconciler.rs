@@ -208,7 +208,7 @@ impl Reconciler {
         let is_new = |type_: &str| reason(&before, type_) != reason(&status, type_);
         match said {
             Report::Joined => {
-                self.events.say(machine, EventType::Normal, "Bootstrapped", "the Node has joined").await
+                self.events.say(machine, EventType::Normal, "Bootstrapped", "the Node has joined").await;
             }
             Report::NodeMissing => {
                 self.events
@@ -258,7 +258,7 @@ impl Reconciler {
         })
     }
 
-    pub(super) fn held(&self, machine: &Machine) -> Result<Option<(Zone, HostId)>, crate::names::BadName> {
+    pub(super) fn held(machine: &Machine) -> Result<Option<(Zone, HostId)>, crate::names::BadName> {
         let Some(id) = machine.status.as_ref().and_then(|status| status.server_id.as_deref()) else {
             return Ok(None);
         };

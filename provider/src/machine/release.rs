@@ -37,7 +37,7 @@ pub(super) enum Release {
 impl Reconciler {
     /// Gives the host back.
     pub(super) async fn release(&self, machine: &Machine, to: Destination) -> Release {
-        let held = match self.held(machine) {
+        let held = match Self::held(machine) {
             Ok(Some(held)) => held,
             Ok(None) => return Release::Done,
             Err(error) => {
@@ -90,7 +90,7 @@ impl Reconciler {
     /// installed anew, or for ever where the pool installs nothing. A host that does not answer holds nothing up.
     pub(super) async fn leave(&self, machine: &Machine) {
         let status = machine.status.clone().unwrap_or_default();
-        let Ok(Some((zone, id))) = self.held(machine) else { return };
+        let Ok(Some((zone, id))) = Self::held(machine) else { return };
         if status.host_config_hash.is_none() && !status.ready {
             return;
         }
@@ -120,10 +120,10 @@ impl Reconciler {
         match left {
             Ok(output) if output.is_success() => info!(machine = name, "the agent has left its host"),
             Ok(output) => {
-                warn!(machine = name, problem = output.message(), "the agent did not leave its host")
+                warn!(machine = name, problem = output.message(), "the agent did not leave its host");
             }
             Err(problem) => {
-                warn!(machine = name, problem, "the host does not answer; it is given back as it is")
+                warn!(machine = name, problem, "the host does not answer; it is given back as it is");
             }
         }
     }

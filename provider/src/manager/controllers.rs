@@ -143,7 +143,7 @@ impl Controllers {
             |request: Arc<CertificateSigningRequest>, error, _| after(&request.name_any(), error),
             self.approver,
         );
-        let drain = |_| future::ready(());
+        let drain = |()| future::ready(());
         tokio::join!(
             machines.map(drop).for_each(drain),
             clusters.map(drop).for_each(drain),

@@ -116,7 +116,7 @@ impl Lease {
                     warn!(problem, "the Lease was not renewed");
                     match within(self.api.get(NAME)).await {
                         Ok(object) if seen(&object).holder.as_deref() == Some(&self.own) => {
-                            self.held = Some(object)
+                            self.held = Some(object);
                         }
                         Ok(object) => return format!("{} has it", seen(&object).holder.unwrap_or_default()),
                         Err(_) => {}

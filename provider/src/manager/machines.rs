@@ -4,6 +4,7 @@ use futures::future::BoxFuture;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 
+use crate::apiserver::call;
 use crate::crd::ScalewayAppleSiliconMachine as Machine;
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{MachineRecord, Machines, MachinesError, PoolPrefix};
@@ -15,8 +16,7 @@ impl Machines for ApiMachines {
     fn list(&self) -> BoxFuture<'_, Result<Vec<MachineRecord>, MachinesError>> {
         Box::pin(async {
             let api = Api::<Machine>::all(self.0.clone());
-            let listed = api.list(&ListParams::default()).await;
-            let machines = listed.map_err(|error| MachinesError(Box::new(error)))?;
+            let machines = call("list the machines", api.list(&ListParams::default())).await?;
             Ok(machines.iter().filter_map(record).collect())
         })
     }

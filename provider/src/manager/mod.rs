@@ -105,9 +105,8 @@ pub(crate) async fn run(
     metrics.lead();
     let acting = controllers.run();
     let reclaiming = async {
-        match reclaimer {
-            Some((reclaimer, interval)) => reclaim(&reclaimer, interval, stopped_reclaim).await,
-            None => {}
+        if let Some((reclaimer, interval)) = reclaimer {
+            reclaim(&reclaimer, interval, stopped_reclaim).await;
         }
     };
     let acting = async { tokio::join!(acting, reclaiming) };
@@ -135,7 +134,7 @@ async fn reclaim(reclaimer: &Reclaimer, interval: Duration, mut stopped: watch::
     loop {
         match reclaimer.cycle().await {
             Ok(cycle) => {
-                info!(orphans = cycle.orphans.len(), reclaimed = cycle.reclaimed.len(), "looked for orphans")
+                info!(orphans = cycle.orphans.len(), reclaimed = cycle.reclaimed.len(), "looked for orphans");
             }
             Err(error) => warn!(problem = chain(&error), "could not look for orphans everywhere"),
         }

@@ -16,14 +16,15 @@ mod os_family;
 pub(crate) mod scaleway;
 
 pub(crate) use mac_list::{MacListError, MacListPool};
-pub(crate) use name::{HostName, NoPoolPrefix, PoolPrefix};
-pub(crate) use os_family::{InvalidOsPin, OsFamily};
+pub(crate) use name::{HostName, PoolPrefix};
+pub(crate) use os_family::OsFamily;
 pub(crate) use scaleway::ScalewayPool;
 
 use std::fmt;
 
 use futures::future::BoxFuture;
 
+use crate::apiserver::ApiError;
 use crate::host::Secret;
 use crate::names::{HostId, MachineRef, Zone};
 use crate::scaleway::ScalewayError;
@@ -82,8 +83,8 @@ pub(crate) struct MachineRecord {
 
 /// The API server did not say which machines there are.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot list the machines")]
-pub(crate) struct MachinesError(#[source] pub(crate) Box<kube::Error>);
+#[error(transparent)]
+pub(crate) struct MachinesError(#[from] pub(crate) ApiError);
 
 /// What a machine wants of its host.
 #[derive(Debug, Clone)]
@@ -130,8 +131,6 @@ pub(crate) enum Destination {
 pub(crate) struct Host {
     /// Which.
     pub(crate) id: HostId,
-    /// Where.
-    pub(crate) zone: Zone,
     /// What it is called now.
     pub(crate) name: String,
     /// Whether it can be used.

@@ -39,10 +39,10 @@ impl ReclaimMetrics {
     }
 
     /// Sets the counts of a zone. A reason that is gone becomes zero.
-    pub(super) fn count(&self, zone: &Zone, orphans: impl Iterator<Item = Orphan> + Clone) {
+    pub(super) fn count(&self, zone: &Zone, orphans: &[Orphan]) {
         for reason in Orphan::ALL {
             let labels = Labels { zone: zone.to_string(), reason: reason.as_str() };
-            let number = orphans.clone().filter(|orphan| *orphan == reason).count();
+            let number = orphans.iter().filter(|orphan| **orphan == reason).count();
             self.orphans.get_or_create(&labels).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }

@@ -111,7 +111,8 @@ impl Reclaimer {
                 orphans.push((orphan, host));
             }
         }
-        self.metrics.count(zone, orphans.iter().map(|(orphan, _)| *orphan));
+        let found: Vec<Orphan> = orphans.iter().map(|(orphan, _)| *orphan).collect();
+        self.metrics.count(zone, &found);
         for (orphan, host) in orphans {
             cycle.orphans.push((zone.clone(), orphan, host.id.clone()));
             if !decide::may_be_reclaimed(orphan, &host.name, &self.settings) {
@@ -144,7 +145,7 @@ impl Reclaimer {
                 cycle.reclaimed.push(id.clone());
             }
             Ok(outcome) => {
-                tracing::info!(%zone, host = %id, name, ?outcome, "a host that had no machine was left alone")
+                tracing::info!(%zone, host = %id, name, ?outcome, "a host that had no machine was left alone");
             }
             Err(error) => {
                 tracing::warn!(%zone, host = %id, name, error = chain(&error), "a host without a machine cannot be given back yet");

@@ -211,13 +211,28 @@ impl Fleet {
     fn record(&mut self, name: &str, record: Record) {
         match record {
             Record::Deleted => self.scene.cluster.remove(name),
+            Record::Lost(host) => {
+                self.last_use.remove(&host);
+                self.scene.cluster.remove(name);
+            }
             Record::Host(host) => {
                 self.scene.cluster.record(name, Some(&host));
                 let installs = self.scene.server(&host, |server| server.installs);
-                if let Some((before, used)) = self.last_use.insert(host.clone(), (name.to_owned(), installs))
-                {
-                    assert!(before == name || used < installs, "{name} got {host} as {before} had left it");
+                if let Some((before, used)) = self.last_use.get(&host) {
+                    assert!(before == name || *used < installs, "{name} got {host} as {before} had left it");
                 }
+            }
+        }
+    }
+
+    /// A machine uses its host as soon as it is ready.
+    fn note_uses(&mut self) {
+        let records = self.scene.cluster.with(|records| records.clone());
+        for MachineRecord { machine, host, .. } in records {
+            let Some(host) = host else { continue };
+            let (status, installs) = self.scene.server(&host, |server| (server.status, server.installs));
+            if status == Status::Ready {
+                self.last_use.insert(host, (machine.name, installs));
             }
         }
     }
@@ -386,8 +401,11 @@ impl StateMachineTest for Model {
                 if fleet.is_there(&one) && fleet.is_there(&two) {
                     let both = async { tokio::join!(fleet.pass(&one), fleet.pass(&two)) };
                     let (first, second) = fleet.runtime.block_on(both);
-                    first.into_iter().for_each(|record| fleet.record(&one, record));
-                    second.into_iter().for_each(|record| fleet.record(&two, record));
+                    for (name, record) in [(&one, first), (&two, second)] {
+                        if let Some(record) = record {
+                            fleet.record(name, record);
+                        }
+                    }
                 }
             }
             Step::ReconcileBoth(..) => {}

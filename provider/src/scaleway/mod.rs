@@ -7,7 +7,7 @@ mod retry;
 mod server;
 
 pub(crate) use client::Scaleway;
-pub(crate) use config::{ScalewayConfig, ScalewayConfigError};
-pub(crate) use error::{Reason, ScalewayError};
+pub(crate) use config::ScalewayConfig;
+pub(crate) use error::ScalewayError;
 pub(crate) use retry::RetryPolicy;
-pub(crate) use server::{Image, Server, SshKey};
+pub(crate) use server::{Image, Server};

@@ -157,7 +157,7 @@ impl World {
                     server_type.is_none_or(|wanted| image.server_types.iter().any(|own| own == wanted))
                         && name.is_none_or(|prefix| image.name.starts_with(prefix))
                 });
-                ok(request.page("os", &images.map(|image| image.json()).collect::<Vec<_>>())?)
+                ok(request.page("os", &images.map(crate::server::Image::json).collect::<Vec<_>>())?)
             }
             Call::GetServer => ok(self.in_zone(&route.zone, id)?.json()),
             Call::UpdateServer => {

@@ -54,7 +54,9 @@ async fn act(world: &Mutex<World>, method: &Method, path: &str, body: &[u8]) -> 
             let rules = rules.map_err(|error| error.to_string())?;
             let mut world = lock();
             world.clear_rules();
-            rules.into_iter().for_each(|rule| world.add_rule(rule));
+            for rule in rules {
+                world.add_rule(rule);
+            }
             Ok(Value::Null)
         }
         ("POST", ["held"]) => Ok(json!({"delivered": lock().deliver_held()})),

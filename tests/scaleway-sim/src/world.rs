@@ -129,6 +129,7 @@ pub struct World {
     held: Vec<Request>,
     writes: Vec<Write>,
     calls: Vec<Call>,
+    last_order: Timestamp,
 }
 
 impl World {
@@ -148,6 +149,7 @@ impl World {
             held: Vec::new(),
             writes: Vec::new(),
             calls: Vec::new(),
+            last_order: Timestamp::now(),
         }
     }
 
@@ -156,7 +158,8 @@ impl World {
         let id = uuid();
         let number = self.servers.len();
         // Each is ordered some time after the one before.
-        let created_at = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(60 * (number as i64 + 1));
+        self.last_order += SignedDuration::from_secs(1);
+        let created_at = self.last_order;
         self.servers.push(Server {
             id: id.clone(),
             zone: new.zone,

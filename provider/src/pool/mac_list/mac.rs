@@ -136,7 +136,6 @@ impl Mac {
     pub(super) fn host(&self) -> Host {
         Host {
             id: self.id.clone(),
-            zone: self.zone.clone(),
             name: self.shown_name(),
             state: HostState::Ready,
             ssh: Some(self.ssh.clone()),
@@ -158,7 +157,7 @@ mod tests {
     #[test]
     fn an_entry_needs_an_address_and_has_no_unknown_field() {
         let mac = parse("mac-1", "ssh: admin@10.0.0.5:2222\npassword: p\nos: Tahoe").unwrap();
-        assert_eq!((mac.ssh.port, mac.zone.as_str(), &mac.used), (2222, "local", &Use::Free));
+        assert_eq!((mac.ssh.port, mac.zone.to_string(), &mac.used), (2222, "local".to_owned(), &Use::Free));
         assert_eq!(mac.password, Password::Known(host::Secret::new(b"p".to_vec())));
         for (name, entry) in [
             ("mac-1", ""),

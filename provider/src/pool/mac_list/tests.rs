@@ -84,7 +84,9 @@ async fn a_claim_is_in_the_secret_and_survives_the_process() -> Result<()> {
 async fn processes_at_once_get_different_macs() -> Result<()> {
     let office = Office::new(&["tuist-pool-1", "tuist-pool-2", "tuist-pool-3"]).await?;
     let names = ["runner-1", "runner-2", "runner-3", "runner-4"];
-    names.iter().for_each(|name| office.cluster.add(name));
+    for name in names {
+        office.cluster.add(name);
+    }
     // Each is a process of its own: only the Secret's version keeps them apart.
     let claims = names.map(|name| (office.pool(), request(name)));
     let claimed = join_all(claims.iter().map(|(pool, request)| pool.claim(request))).await;

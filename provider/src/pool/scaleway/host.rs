@@ -3,7 +3,6 @@
 use std::str;
 
 use crate::host::Secret;
-use crate::names::Zone;
 use crate::pool::{Host, HostState, Password};
 use crate::scaleway::Server;
 use crate::ssh::SshAddress;
@@ -13,11 +12,10 @@ const SEALED: &str = "<sealed>";
 const SSH_PORT: u16 = 22;
 
 /// The host that a server is.
-pub(super) fn of_server(server: &Server, zone: &Zone) -> Host {
+pub(super) fn of_server(server: &Server) -> Host {
     let ip = server.ip.as_ref().filter(|ip| !ip.is_empty());
     Host {
         id: server.id.clone(),
-        zone: zone.clone(),
         name: server.name.clone(),
         state: state(server),
         ssh: ip.map(|ip| SshAddress { user: server.ssh_username.clone(), host: ip.clone(), port: SSH_PORT }),

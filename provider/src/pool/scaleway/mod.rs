@@ -79,7 +79,7 @@ impl ScalewayPool {
         let candidates = match candidate::choose(request, &servers, &holders) {
             Choice::Own(server) => {
                 memory.claim(&server.id, machine);
-                return Ok(host::of_server(server, &request.zone));
+                return Ok(host::of_server(server));
             }
             Choice::Try(candidates) => candidates,
             Choice::None(shortage) => return Err(ClaimError::NoAvailableHost(shortage)),
@@ -87,7 +87,7 @@ impl ScalewayPool {
         for candidate in candidates {
             if let Some(server) = self.try_claim(request, &candidate.id).await.map_err(PoolError::from)? {
                 memory.claim(&server.id, machine);
-                return Ok(host::of_server(&server, &request.zone));
+                return Ok(host::of_server(&server));
             }
         }
         Err(ClaimError::NoAvailableHost(
@@ -279,7 +279,7 @@ impl Pool for ScalewayPool {
     fn host<'a>(&'a self, zone: &'a Zone, id: &'a HostId) -> BoxFuture<'a, Result<Option<Host>, PoolError>> {
         async move {
             match self.scaleway.server(zone, id).await {
-                Ok(server) => Ok(Some(host::of_server(&server, zone))),
+                Ok(server) => Ok(Some(host::of_server(&server))),
                 Err(error) if error.is_not_found() => Ok(None),
                 Err(error) => Err(error.into()),
             }

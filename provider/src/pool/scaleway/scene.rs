@@ -8,6 +8,7 @@ use futures::future::BoxFuture;
 use scaleway_sim::{Call, Install, NewServer, Settings, World};
 
 use super::ScalewayPool;
+use crate::apiserver::ApiError;
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{
     ClaimRequest, HeldHost, MachineRecord, Machines, MachinesError, OsFamily, Pool as _, PoolPrefix,
@@ -24,12 +25,15 @@ pub(crate) const RETRY: RetryPolicy = RetryPolicy {
     longest: Duration::from_millis(4),
 };
 
+/// What happens before a list of machines is read; `false` has the API server fail.
+type OnList = Box<dyn FnMut(&mut Vec<MachineRecord>) -> bool + Send>;
+
 /// The machines of a cluster.
 #[derive(Default)]
 pub(crate) struct Cluster {
     records: Mutex<Vec<MachineRecord>>,
     /// What happens before each list is read.
-    on_list: Mutex<Option<Box<dyn FnMut(&mut Vec<MachineRecord>) -> bool + Send>>>,
+    on_list: Mutex<Option<OnList>>,
 }
 
 impl Cluster {
@@ -71,7 +75,8 @@ impl Machines for Cluster {
             if is_there {
                 Ok(self.with(|records| records.clone()))
             } else {
-                Err(MachinesError(Box::new(kube::Error::Service("the API server is away".into()))))
+                let source = Box::new(kube::Error::Service("the API server is away".into()));
+                Err(MachinesError(ApiError::Call { what: "list the machines", source }))
             }
         }
         .boxed()

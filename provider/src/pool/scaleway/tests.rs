@@ -13,7 +13,7 @@ use crate::pool::{
 
 const WIPED: ReleaseOutcome = ReleaseOutcome::Released { wiped: true, os_unavailable: false };
 
-fn is_shortage<T>(result: Result<T, ClaimError>) -> bool {
+fn is_shortage<T>(result: &Result<T, ClaimError>) -> bool {
     matches!(result, Err(ClaimError::NoAvailableHost(_)))
 }
 
@@ -55,13 +55,15 @@ async fn a_claim_that_died_half_way_leaves_a_server_that_the_next_one_takes() {
 async fn claims_at_once_get_different_servers() {
     let scene = Scene::new(&["tuist-pool-1", "tuist-pool-2", "tuist-pool-3", "tuist-pool-4"]).await;
     let names = ["runner-1", "runner-2", "runner-3", "runner-4", "runner-5"];
-    names.iter().for_each(|name| scene.cluster.add(name));
+    for name in names {
+        scene.cluster.add(name);
+    }
     let pool = scene.pool();
     let requests = names.map(request);
     let claimed = join_all(requests.iter().map(|request| pool.claim(request))).await;
     let ids: BTreeSet<HostId> = claimed.iter().flatten().map(|host| host.id.clone()).collect();
     assert_eq!(ids.len(), 4);
-    assert_eq!(claimed.into_iter().filter(|claim| claim.is_err()).count(), 1);
+    assert_eq!(claimed.into_iter().filter(Result::is_err).count(), 1);
 }
 
 #[tokio::test]
@@ -107,7 +109,7 @@ async fn a_refusal_is_no_shortage() {
 async fn servers_outside_the_pool_are_never_touched() {
     let scene = Scene::new(&["office", "other-pool-1"]).await;
     scene.cluster.add("runner-1");
-    assert!(is_shortage(scene.pool().claim(&request("runner-1")).await));
+    assert!(is_shortage(&scene.pool().claim(&request("runner-1")).await));
     assert_eq!(scene.writes(), 0);
 }
 
@@ -124,7 +126,7 @@ async fn servers_of_other_projects_are_not_seen_and_all_pages_are_read() {
     assert_eq!(scene.pool().claim(&request("runner-1")).await.unwrap().id.as_str(), id);
     assert_eq!(scene.scaleway.world().count(Call::ListServers), 3);
     scene.cluster.add("runner-2");
-    assert!(is_shortage(scene.pool().claim(&request("runner-2")).await));
+    assert!(is_shortage(&scene.pool().claim(&request("runner-2")).await));
 }
 
 #[tokio::test]
@@ -160,8 +162,8 @@ async fn a_late_call_of_a_former_leader_gives_no_host_to_two_machines() {
     let second = scene.adopted(&leader, "runner-2").await;
     assert!(scene.scaleway.world().deliver_held() > 0);
     assert_eq!(scene.names()[marked], "runner-1");
-    assert!(is_shortage(leader.claim(&first_request).await));
-    assert!(is_shortage(scene.pool().claim(&first_request).await));
+    assert!(is_shortage(&leader.claim(&first_request).await));
+    assert!(is_shortage(&scene.pool().claim(&first_request).await));
     // It is still the second machine's to give back, and the first finds nothing of what the second has left.
     assert_eq!(leader.release(&held("runner-2", &second), Destination::Pool).await.unwrap(), WIPED);
     assert!(scene.names()[marked].starts_with(prefix().as_str()));
@@ -181,7 +183,7 @@ async fn a_release_wipes_the_server_and_gives_it_a_free_name() {
     // No machine gets it before it is installed.
     scene.cluster.record("runner-1", None);
     scene.cluster.add("runner-2");
-    assert!(is_shortage(pool.claim(&request("runner-2")).await));
+    assert!(is_shortage(&pool.claim(&request("runner-2")).await));
     scene.scaleway.world().finish_changes();
     assert_eq!(pool.claim(&request("runner-2")).await.unwrap().id, id);
     assert_eq!(scene.scaleway.world().count(Call::DeleteServer), 0);
@@ -216,7 +218,7 @@ async fn a_release_that_fails_half_way_leaves_nothing_that_could_be_claimed() {
         assert!(pool.release(&held("runner-1", &id), Destination::Pool).await.is_err());
         assert_eq!(scene.name(&id), "runner-1");
         scene.scaleway.world().clear_rules();
-        assert!(is_shortage(pool.claim(&request("runner-2")).await), "{rule}");
+        assert!(is_shortage(&pool.claim(&request("runner-2")).await), "{rule}");
         // A new process finishes it.
         assert_eq!(scene.pool().release(&held("runner-1", &id), Destination::Pool).await.unwrap(), WIPED);
         scene.server(&id, |server| assert_eq!(server.installs, 2, "{rule}"));
@@ -290,8 +292,10 @@ async fn claims_and_releases_at_once_hand_over_only_wiped_servers() {
     let pool = scene.pool();
     let ids = [scene.adopted(&pool, "runner-1").await, scene.adopted(&pool, "runner-2").await];
     // The machines are about to go; what the pool remembers keeps their hosts from others until they are released.
-    ["runner-1", "runner-2"].iter().for_each(|name| scene.cluster.record(name, None));
-    ["runner-3", "runner-4"].iter().for_each(|name| scene.cluster.add(name));
+    for (gone, new) in [("runner-1", "runner-3"), ("runner-2", "runner-4")] {
+        scene.cluster.record(gone, None);
+        scene.cluster.add(new);
+    }
     let (first, second) = (held("runner-1", &ids[0]), held("runner-2", &ids[1]));
     let requests = [request("runner-3"), request("runner-4")];
     let (one, two, three, four) = tokio::join!(
@@ -301,7 +305,7 @@ async fn claims_and_releases_at_once_hand_over_only_wiped_servers() {
         pool.claim(&requests[1]),
     );
     assert_eq!((two.unwrap(), three.unwrap()), (WIPED, WIPED));
-    assert!(is_shortage(one));
+    assert!(is_shortage(&one));
     assert!(ids.contains(&four.unwrap().id));
     for id in ids {
         scene.server(&id, |server| assert_eq!(server.installs, 2));
@@ -328,7 +332,7 @@ async fn a_bad_host_is_out_of_the_pool_until_an_operator_renames_it() {
     assert_eq!(scene.name(&id), "tuist-quarantined-runner-1");
     scene.cluster.record("runner-1", None);
     scene.scaleway.world().finish_changes();
-    assert!(is_shortage(pool.claim(&request("runner-1")).await));
+    assert!(is_shortage(&pool.claim(&request("runner-1")).await));
     scene.server(&id, |server| server.name = "tuist-pool-repaired".to_owned());
     assert_eq!(pool.claim(&request("runner-1")).await.unwrap().id, id);
 }
@@ -359,7 +363,7 @@ async fn a_sealed_password_is_told_from_none_and_is_found_later() {
         let host = pool.host(&zone(), &id).await.unwrap().unwrap();
         match host.password {
             Password::Known(password) => {
-                assert_eq!((password.expose(), is_known), (&b"correct horse"[..], true))
+                assert_eq!((password.expose(), is_known), (&b"correct horse"[..], true));
             }
             password => assert_eq!((password, is_known), (Password::Sealed, false)),
         }
