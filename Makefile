@@ -33,9 +33,9 @@ test: assets build ## Run all tests; T=orphans:: for those whose path matches
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
-	$(CARGO) build --locked --release -p tart-kubelet -p tart-sim
+	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
 	@$(say) "bench"
-	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_PROVIDER_BINARY=$(BUILT)/release/tart-provider TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 
 conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
 	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"

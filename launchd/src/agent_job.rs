@@ -28,8 +28,8 @@ const THROTTLE_INTERVAL: u32 = 10;
 const OPEN_FILES: u32 = 65_536;
 /// Files of the agent are its own: its state has the Secrets of Pods.
 const UMASK: u32 = 0o077;
-/// Homebrew's directory for tart, `/usr/local/bin` for what the provider installs.
-const PATH: &str = "/usr/local/bin:/opt/homebrew/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+/// The search path of the agent: Homebrew's directory for tart, `/usr/local/bin` for what the provider installs.
+pub const AGENT_PATH: &str = "/usr/local/bin:/opt/homebrew/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 
 /// Rotate the log when it has so many KiB, and keep so many older ones.
 const LOG_SIZE_KIB: u32 = 20_480;
@@ -57,7 +57,7 @@ pub fn agent_job(user: &ConsoleUser, flags: impl IntoIterator<Item = String>) ->
     let log = Some(AGENT_LOG.to_owned());
     let limits = Some(ResourceLimits { number_of_files: OPEN_FILES });
     let variables =
-        [("HOME", user.home.as_str()), ("LANG", "en_US.UTF-8"), ("PATH", PATH), ("USER", &user.name)];
+        [("HOME", user.home.as_str()), ("LANG", "en_US.UTF-8"), ("PATH", AGENT_PATH), ("USER", &user.name)];
     Job {
         label: agent_label(),
         // launchd opens the log before the agent starts, and newsyslog renames it: the agent must know its name.

@@ -20,11 +20,6 @@ impl Label {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-
-    /// The job as `launchctl` names it: a job of the system domain.
-    pub fn service_target(&self) -> String {
-        format!("system/{}", self.0)
-    }
 }
 
 impl FromStr for Label {

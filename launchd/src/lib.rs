@@ -18,12 +18,12 @@ mod local_host;
 mod roll;
 
 pub use agent_job::{
-    AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL, AGENT_LOG, AGENT_NEWSYSLOG, AGENT_PLIST, AGENT_STATE_DIR,
-    ConsoleUser, agent_job, newsyslog_entry,
+    AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL, AGENT_LOG, AGENT_NEWSYSLOG, AGENT_PATH, AGENT_PLIST,
+    AGENT_STATE_DIR, ConsoleUser, agent_job, newsyslog_entry,
 };
 pub use host::{Access, Call, CallOutput, Host, HostError, Owner};
 pub use job::{Job, JobError, ProcessType, ResourceLimits};
 pub use label::{BadLabel, Label};
-pub use launchctl::{ExitCode, LastExit, Launchctl, LaunchctlError, Registration, Service};
+pub use launchctl::{Domain, ExitCode, LastExit, Launchctl, LaunchctlError, Registration, Service};
 pub use local_host::LocalHost;
 pub use roll::{Diagnosis, Fallback, Roll, RollError, Rolled, roll};

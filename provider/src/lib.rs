@@ -26,6 +26,7 @@ mod program;
 mod progress;
 mod random;
 mod reclaim;
+mod rollout;
 mod scaleway;
 mod ssh;
 

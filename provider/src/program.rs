@@ -1,6 +1,7 @@
 //! The `tart-provider` program: from its arguments to its exit code.
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,17 +13,18 @@ use tokio::runtime::Builder;
 use tracing_subscriber::EnvFilter;
 
 use crate::artifact::Artifact;
-use crate::cli::{Cli, ConfigArgs, HostCommand, ManagerArgs, SshArgs, SubCommand, password};
+use crate::cli::{Cli, ConfigArgs, HostCommand, KeyArgs, ManagerArgs, SubCommand, password};
 use crate::error_chain::chain;
 use crate::host::firewall::FirewallConfig;
 use crate::host::{
-    AgentSettings, Credential, HostConfig, Inputs, Mode, NodeExporter, Secret, Step, Tart, converge,
-    prepare_steps,
+    ActionsRunner, AgentSettings, Credential, HostConfig, Inputs, Mode, NodeExporter, Secret, Step,
+    Tailscale, Tart, converge, prepare_steps,
 };
 use crate::manager::{self, ApiMachines};
 use crate::pool::Machines;
-use crate::progress;
-use crate::ssh::{Connection, HostKeyPolicy, SshError, SshKey};
+use crate::progress::{self, Printer};
+use crate::rollout::{self, Fared};
+use crate::ssh::{Connection, HostKeyPolicy, SshAddress, SshError, SshKey};
 
 /// Runs what the command line asks for.
 pub fn run() -> ExitCode {
@@ -74,62 +76,125 @@ async fn run_manager(args: ManagerArgs) -> Result<(), String> {
     Box::pin(manager::run(args.config()?, client, pool, machines)).await
 }
 
-/// Whether the Mac is as it should be at the end.
+/// Whether the Macs are as they should be at the end.
 async fn run_host(command: HostCommand) -> Result<bool, String> {
     match command {
         HostCommand::Prepare(args) => {
-            let steps = prepare_steps(&args.ssh.ssh.user);
+            let steps = prepare_steps(&args.ssh.user);
             let read = if args.password_stdin {
                 password::from_stdin()
             } else {
-                password::ask(&format!("password of {}", args.ssh.ssh))
+                password::ask(&format!("password of {}", args.ssh))
             };
-            let inputs = Inputs { password: Some(read.map_err(|error| chain(&error))?) };
-            take(&args.ssh, connect(&args.ssh).await?, &steps, Mode::Apply(inputs)).await
+            let inputs = Inputs { password: Some(read.map_err(|error| chain(&error))?), ..Inputs::default() };
+            let mac = connect(&args.ssh, &args.keys).await?;
+            Ok(take(mac, &args.keys, &steps, &Mode::Apply(inputs), &Printer::of_one()).await)
         }
-        HostCommand::Plan(args) => {
-            let steps = steps(&args)?;
-            take(&args.ssh, connect(&args.ssh).await?, &steps, Mode::Plan).await
-        }
+        HostCommand::Plan(args) => on_macs(&args, &Mode::Plan, Begin::Anywhere).await,
         HostCommand::Roll(args) => {
-            let steps = steps(&args)?;
-            let mac = connect(&args.ssh).await?;
-            let plist = mac.read_file(AGENT_PLIST).await.map_err(|error| chain(&error))?;
-            if plist.is_none() {
-                return Err(format!(
-                    "{} has no agent yet; `tart-provider host apply` installs it",
-                    mac.address()
-                ));
-            }
-            take(&args.ssh, mac, &steps, Mode::Apply(Inputs::default())).await
+            let mode = Mode::Apply(inputs(&args, None)?);
+            on_macs(&args, &mode, Begin::WithAnAgent).await
         }
         HostCommand::Apply(args) => {
+            if args.password_stdin && args.config.ssh.len() > 1 {
+                return Err(
+                    "--password-stdin is for one Mac; run `tart-provider host prepare` for each before"
+                        .to_owned(),
+                );
+            }
             let read = args.password_stdin.then(password::from_stdin).transpose();
-            let inputs = Inputs { password: read.map_err(|error| chain(&error))? };
-            let (ssh, steps) = (&args.config.ssh, steps(&args.config)?);
-            take(ssh, connect(ssh).await?, &steps, Mode::Apply(inputs)).await
+            let password = read.map_err(|error| chain(&error))?;
+            on_macs(&args.config, &Mode::Apply(inputs(&args.config, password)?), Begin::Anywhere).await
         }
     }
 }
 
-/// The steps for a Mac. The hash tells two configurations apart, in logs and by eye.
-fn steps(args: &ConfigArgs) -> Result<Vec<Step>, String> {
-    let config = config(args)?;
-    let _ = writeln!(io::stdout(), "configuration {}", config.hash().short());
-    Ok(config.steps())
+/// What a Mac must have to be begun.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Begin {
+    Anywhere,
+    WithAnAgent,
 }
 
-/// Reads everything that the Mac should get.
+/// One Mac of those that the command line names.
+struct Mac<'a> {
+    address: &'a SshAddress,
+    steps: Vec<Step>,
+    printer: Printer,
+}
+
+/// Takes the Macs that the command line names through their steps.
+async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, String> {
+    if args.ssh.len() > 1 && args.keys.host_key.is_some() {
+        return Err("--host-key is for one Mac; --known-hosts has the keys of several".to_owned());
+    }
+    if args.ssh.len() > 1 && args.provider_id.is_some() {
+        return Err("--provider-id is for one Mac: no two have the same".to_owned());
+    }
+    let config = config(args)?;
+    let mut macs = Vec::new();
+    for target in &args.ssh {
+        let name = target.node.as_ref().or_else(|| args.node_name.as_ref().filter(|_| args.ssh.len() == 1));
+        let name =
+            name.ok_or_else(|| format!("{} has no name for its Node; put NODE= before it", target.address))?;
+        let config =
+            HostConfig { user: target.address.user.clone(), node_name: name.clone(), ..config.clone() };
+        let printer = if args.ssh.len() > 1 { Printer::of_several(name) } else { Printer::of_one() };
+        // The hash tells two configurations apart, in logs and by eye.
+        printer.line(&format!("configuration {}", config.hash().short()));
+        macs.push(Mac { address: &target.address, steps: config.steps(), printer });
+    }
+    let fared = rollout::each(&macs, args.concurrency.into(), args.keep_going, async |mac: &Mac<'_>| {
+        let connection = connect(mac.address, &args.keys).await?;
+        if begin == Begin::WithAnAgent {
+            let plist = connection.read_file(AGENT_PLIST).await.map_err(|error| chain(&error))?;
+            if plist.is_none() {
+                let address = connection.address();
+                return Err(format!("{address} has no agent yet; `tart-provider host apply` installs it"));
+            }
+        }
+        Ok(take(connection, &args.keys, &mac.steps, mode, &mac.printer).await)
+    })
+    .await;
+    if let [Fared::Refused(words)] = fared.as_slice() {
+        return Err(words.clone());
+    }
+    for (mac, fared) in macs.iter().zip(&fared) {
+        if let Fared::Refused(words) = fared {
+            mac.printer.line(words);
+        }
+    }
+    if macs.len() > 1 {
+        let all: Vec<_> = macs.iter().map(|mac| mac.printer.name()).zip(&fared).collect();
+        Printer::of_one().line(&progress::summary_of_several(&all));
+    }
+    if fared.iter().all(|fared| matches!(fared, Fared::Refused(_) | Fared::NotBegun)) {
+        return Err("nothing could be done".to_owned());
+    }
+    Ok(fared.iter().all(|fared| *fared == Fared::Well))
+}
+
+/// What steps may need once.
+fn inputs(args: &ConfigArgs, password: Option<Secret>) -> Result<Inputs, String> {
+    let secret = |path: &Option<PathBuf>| path.as_deref().map(read_secret).transpose();
+    Ok(Inputs {
+        password,
+        tailscale_auth_key: secret(&args.tailscale.tailscale_auth_key_file)?,
+        runner_token: secret(&args.runner.actions_runner_token_file)?,
+    })
+}
+
+fn read_secret(path: &Path) -> Result<Secret, String> {
+    let bytes = std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    Ok(Secret::new(bytes))
+}
+
+/// Reads everything that Macs should get. The name of the Node and the user are each Mac's own.
 fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
-    let artifact = |path| Artifact::read(path).map_err(|error| chain(&error));
-    let secret = |path: &std::path::Path| {
-        let bytes =
-            std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        Ok::<_, String>(Secret::new(bytes))
-    };
+    let artifact = |path: &Path| Artifact::read(path).map_err(|error| chain(&error));
     let credential = match (&args.credential.kubeconfig, &args.credential.bootstrap_kubeconfig) {
-        (Some(path), _) => Credential::Kubeconfig(secret(path)?),
-        (None, Some(path)) => Credential::Bootstrap(secret(path)?),
+        (Some(path), _) => Credential::Kubeconfig(read_secret(path)?),
+        (None, Some(path)) => Credential::Bootstrap(read_secret(path)?),
         (None, None) => return Err("--kubeconfig or --bootstrap-kubeconfig is missing".to_owned()),
     };
     let tart = match (&args.tart_archive, &args.tart_version) {
@@ -144,9 +209,26 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
         }
         None => None,
     };
+    let tailscale = match (&args.tailscale.tailscale, &args.tailscale.tailscaled) {
+        (Some(tailscale), Some(tailscaled)) => Some(Tailscale {
+            tailscale: artifact(tailscale)?,
+            tailscaled: artifact(tailscaled)?,
+            tags: args.tailscale.tailscale_tag.clone(),
+            accept_routes: args.tailscale.tailscale_accept_routes,
+        }),
+        _ => None,
+    };
+    let actions_runner = match (&args.runner.actions_runner, &args.runner.actions_runner_url) {
+        (Some(archive), Some(url)) => Some(ActionsRunner {
+            archive: artifact(archive)?,
+            url: url.clone(),
+            labels: args.runner.actions_runner_label.clone(),
+        }),
+        _ => None,
+    };
     Ok(HostConfig {
-        user: args.ssh.ssh.user.clone(),
-        node_name: args.node_name.clone(),
+        user: String::new(),
+        node_name: String::new(),
         credential,
         agent: artifact(&args.agent_binary)?,
         settings: AgentSettings {
@@ -160,31 +242,36 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
         firewall: FirewallConfig { allowed: args.allow_vm_destination.clone(), ..FirewallConfig::default() },
         dhcp_lease_seconds: args.dhcp_lease_time,
         node_exporter,
+        tailscale,
+        actions_runner,
     })
 }
 
 /// Takes the Mac through the steps, and prints how each goes. Whether none failed.
-async fn take(args: &SshArgs, mac: Connection, steps: &[Step], mode: Mode) -> Result<bool, String> {
-    let mut out = io::stdout();
-    let host_key = match args.host_key {
-        Some(_) => String::new(),
-        None => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
+async fn take(mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
+    let host_key = match (&keys.host_key, &keys.known_hosts) {
+        (None, None) => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
+        _ => String::new(),
     };
-    let _ = writeln!(out, "{}{host_key}", mac.address());
-    let report = converge(&mac, steps, &mode, |name, outcome| match outcome {
-        Some(outcome) => progress::print_outcome(&mut io::stdout(), name, outcome),
-        None => progress::print_start(&mut io::stdout(), name),
+    printer.line(&format!("{}{host_key}", mac.address()));
+    let report = converge(&mac, steps, mode, |name, outcome| match outcome {
+        Some(outcome) => printer.outcome(name, outcome),
+        None => printer.start(name),
     })
     .await;
     mac.close().await;
-    let _ = writeln!(out, "{}", progress::summary(&report, &mode));
-    Ok(report.failed() == 0)
+    printer.line(&progress::summary(&report, mode));
+    report.failed() == 0
 }
 
-async fn connect(args: &SshArgs) -> Result<Connection, String> {
-    let key = SshKey::read(&args.identity).map_err(|error| chain(&error))?;
-    let policy = args.host_key.clone().map_or(HostKeyPolicy::TrustOnFirstUse, HostKeyPolicy::Pinned);
-    Connection::open(&args.ssh, &key, &policy).await.map_err(|error| match &error {
+async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, String> {
+    let key = SshKey::read(&keys.identity).map_err(|error| chain(&error))?;
+    let policy = match (&keys.host_key, &keys.known_hosts) {
+        (Some(fingerprint), _) => HostKeyPolicy::Pinned(fingerprint.clone()),
+        (None, Some(path)) => HostKeyPolicy::KnownHosts(path.clone()),
+        (None, None) => HostKeyPolicy::TrustOnFirstUse,
+    };
+    Connection::open(address, &key, &policy).await.map_err(|error| match &error {
         SshError::KeyRefused { key, .. } => format!("{error}.\n{}", progress::recovery(key)),
         _ => chain(&error),
     })

@@ -5,34 +5,101 @@ use std::io::{IsTerminal, Write};
 
 use crate::error_chain::chain;
 use crate::host::{Mode, Outcome, Report};
+use crate::rollout::Fared;
 
-/// Shows which step runs, where a person looks on.
-pub(crate) fn print_start(out: &mut (impl Write + IsTerminal), name: &str) {
-    if out.is_terminal() {
-        let _ = write!(out, "  …        {name}\r");
+/// Prints how a Mac fares. A terminal or pipe that is gone keeps no Mac from its steps.
+#[derive(Debug)]
+pub(crate) struct Printer {
+    /// The Mac's name, where several are taken at a time.
+    name: Option<String>,
+}
+
+impl Printer {
+    /// The printer for one Mac.
+    pub(crate) fn of_one() -> Self {
+        Self { name: None }
+    }
+
+    /// The printer for one of several Macs.
+    pub(crate) fn of_several(name: &str) -> Self {
+        Self { name: Some(name.to_owned()) }
+    }
+
+    /// The Mac's name; empty where there is only one.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or_default()
+    }
+
+    /// Prints lines.
+    pub(crate) fn line(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        for line in text.lines() {
+            let _ = match &self.name {
+                Some(name) => writeln!(out, "{name}: {line}"),
+                None => writeln!(out, "{line}"),
+            };
+        }
         let _ = out.flush();
+    }
+
+    /// Shows which step runs, where a person looks on at one Mac.
+    pub(crate) fn start(&self, name: &str) {
+        let mut out = std::io::stdout();
+        if self.name.is_none() && out.is_terminal() {
+            let _ = write!(out, "  …        {name}\r");
+            let _ = out.flush();
+        }
+    }
+
+    /// Shows how a step went.
+    pub(crate) fn outcome(&self, name: &str, outcome: &Outcome) {
+        // Of several Macs, what is right is not worth a line.
+        if self.name.is_some() && matches!(outcome, Outcome::Unchanged) {
+            return;
+        }
+        self.line(&outcome_lines(name, outcome));
     }
 }
 
-/// Shows how a step went. A terminal or pipe that is gone keeps no Mac from its steps.
-pub(crate) fn print_outcome(out: &mut impl Write, name: &str, outcome: &Outcome) {
+/// How a step went, and what it changed.
+fn outcome_lines(name: &str, outcome: &Outcome) -> String {
     let (word, changes) = match outcome {
         Outcome::Unchanged => ("ok", &[][..]),
         Outcome::Planned(changes) => ("differs", changes.as_slice()),
         Outcome::Changed(changes) => ("changed", changes.as_slice()),
-        Outcome::Failed(error) => {
-            let _ = writeln!(out, "  failed   {name}: {}", chain(error));
-            return;
-        }
+        Outcome::Failed(error) => return format!("  failed   {name}: {}", chain(error)),
         Outcome::Skipped => ("skipped", &[][..]),
     };
-    let _ = writeln!(out, "  {word:8} {name}");
+    let mut lines = format!("  {word:8} {name}");
     for change in changes {
-        let _ = writeln!(out, "             {change}");
+        let _ = write!(lines, "\n             {change}");
         for line in &change.lines {
-            let _ = writeln!(out, "               {line}");
+            let _ = write!(lines, "\n               {line}");
         }
     }
+    lines
+}
+
+/// One line about several Macs, with the names of those that are not as they should be.
+pub(crate) fn summary_of_several(macs: &[(&str, &Fared)]) -> String {
+    let named = |is: fn(&Fared) -> bool| {
+        macs.iter().filter(|(_, fared)| is(fared)).map(|(name, _)| *name).collect::<Vec<_>>()
+    };
+    let well = named(|fared| *fared == Fared::Well);
+    let failed = named(|fared| matches!(fared, Fared::Failed | Fared::Refused(_)));
+    let not_begun = named(|fared| *fared == Fared::NotBegun);
+    let mut words = format!("{} of {} Macs are done", well.len(), macs.len());
+    if !failed.is_empty() {
+        let _ = write!(words, "; failed: {}", failed.join(", "));
+    }
+    if !not_begun.is_empty() {
+        let _ = write!(
+            words,
+            "; not begun: {} (--keep-going goes on in spite of a failure)",
+            not_begun.join(", ")
+        );
+    }
+    words
 }
 
 /// One line about all steps.
@@ -85,6 +152,13 @@ mod tests {
     fn a_mac_that_is_right_is_said_to_be() {
         let words = summary(&Report::default(), &Mode::Apply(Inputs::default()));
         assert!(words.starts_with("nothing to change"), "{words}");
+    }
+
+    #[test]
+    fn several_macs_are_told_in_one_line() {
+        let macs = [("a", &Fared::Well), ("b", &Fared::Failed), ("c", &Fared::NotBegun)];
+        let words = summary_of_several(&macs);
+        assert!(words.starts_with("1 of 3 Macs are done; failed: b; not begun: c"), "{words}");
     }
 
     #[test]

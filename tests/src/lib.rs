@@ -14,6 +14,7 @@
 //!
 //! Everything is started inside a [`sandbox::Sandbox`], which leaves nothing behind however the test process ends.
 
+pub mod actions_runner;
 pub mod agent;
 pub mod certificates;
 pub mod clock;

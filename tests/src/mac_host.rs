@@ -35,6 +35,7 @@ pub struct MacHostBuilder {
     has_tart: bool,
     has_key: bool,
     further_keys: Vec<String>,
+    private_key: Option<PathBuf>,
     pfctl: Option<PathBuf>,
     /// The Mac's directory; a small disk may be mounted on its `root`.
     path: PathBuf,
@@ -98,6 +99,13 @@ impl MacHostBuilder {
         self
     }
 
+    /// The Mac accepts the key of another one.
+    #[must_use]
+    pub fn with_key_of(mut self, other: &MacHost) -> Self {
+        self.private_key = Some(other.private_key.clone());
+        self
+    }
+
     /// The Mac with this program as its `pfctl`.
     #[must_use]
     pub fn pfctl(mut self, program: &Path) -> Self {
@@ -114,8 +122,14 @@ impl MacHostBuilder {
     pub async fn start(self) -> Result<Option<MacHost>> {
         let Some(openssh) = openssh(&self.sandbox)? else { return Ok(None) };
         let directory = HostDirectory::new(&self.path);
-        let private_key = self.path.join("id_ed25519");
-        run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&private_key))?;
+        let private_key = match &self.private_key {
+            Some(key) => key.clone(),
+            None => {
+                let key = self.path.join("id_ed25519");
+                run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key))?;
+                key
+            }
+        };
         let public_key = std::fs::read_to_string(private_key.with_extension("pub"))?.trim().to_owned();
         let settings = Settings {
             user: USER.to_owned(),
@@ -163,6 +177,7 @@ impl MacHost {
             has_tart: true,
             has_key: true,
             further_keys: Vec::new(),
+            private_key: None,
             pfctl: None,
             path,
         })
@@ -186,6 +201,11 @@ impl MacHost {
     /// The file with the private key that the Mac accepts.
     pub fn private_key(&self) -> &Path {
         &self.private_key
+    }
+
+    /// The file with its host key, as `ssh` keeps it.
+    pub fn known_hosts(&self) -> &Path {
+        &self.known_hosts
     }
 
     /// The fingerprint of its host key, as `SHA256:…`.

@@ -39,6 +39,11 @@ pub fn simulated_tart() -> Result<PathBuf> {
     named_or_near("TART_SIM_BINARY", "tart")
 }
 
+/// Finds the provider: the one that `TART_PROVIDER_BINARY` names, or the one next to the running program.
+pub fn provider() -> Result<PathBuf> {
+    named_or_near("TART_PROVIDER_BINARY", "tart-provider")
+}
+
 fn named_or_near(variable: &str, name: &str) -> Result<PathBuf> {
     match std::env::var_os(variable) {
         Some(program) => std::path::absolute(&program).with_context(|| format!("{variable} is empty")),

@@ -6,6 +6,7 @@ mod print;
 pub use exit_code::ExitCode;
 pub use print::{LastExit, Registration, Service};
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -22,10 +23,29 @@ const CHANGE_DEADLINE: Duration = Duration::from_mins(1);
 /// How often launchd is asked whether a job is gone.
 const POLL: Duration = Duration::from_millis(500);
 
-/// `launchctl` on a Mac, for jobs of the system domain.
+/// `launchctl` on a Mac, for the jobs of one domain.
 #[derive(Debug)]
 pub struct Launchctl<'h, H> {
     host: &'h H,
+    domain: Domain,
+}
+
+/// A part of launchd's name space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Domain {
+    /// The Mac's own: its jobs are there from the boot on.
+    System,
+    /// The session of this user at the screen: its jobs come and go with the session.
+    Gui(u32),
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::System => f.write_str("system"),
+            Self::Gui(uid) => write!(f, "gui/{uid}"),
+        }
+    }
 }
 
 /// A command of `launchctl` that did not work. It never has the command's standard output: `print` shows the environment of jobs.
@@ -57,14 +77,24 @@ impl LaunchctlError {
 }
 
 impl<'h, H: Host> Launchctl<'h, H> {
-    /// The `launchctl` of a Mac.
+    /// The `launchctl` of a Mac, for its own jobs.
     pub fn of(host: &'h H) -> Self {
-        Self { host }
+        Self::in_domain(host, Domain::System)
+    }
+
+    /// The `launchctl` of a Mac, for the jobs of a domain.
+    pub fn in_domain(host: &'h H, domain: Domain) -> Self {
+        Self { host, domain }
+    }
+
+    /// A job as `launchctl` names it.
+    fn target(&self, label: &Label) -> String {
+        format!("{}/{label}", self.domain)
     }
 
     /// What launchd knows about a job.
     pub async fn print(&self, label: &Label) -> Result<Registration, LaunchctlError> {
-        let target = label.service_target();
+        let target = self.target(label);
         let (code, stdout) = self.ask(&["print", &target], &[ExitCode::Success, ExitCode::NoService]).await?;
         match code {
             ExitCode::NoService => Ok(Registration::NotLoaded),
@@ -74,19 +104,20 @@ impl<'h, H: Host> Launchctl<'h, H> {
 
     /// Whether launchd would refuse to load a job because it has been disabled.
     pub async fn is_disabled(&self, label: &Label) -> Result<bool, LaunchctlError> {
-        let (_, stdout) = self.ask(&["print-disabled", "system"], &[ExitCode::Success]).await?;
+        let (_, stdout) =
+            self.ask(&["print-disabled", &self.domain.to_string()], &[ExitCode::Success]).await?;
         Ok(print::is_disabled(&stdout, label))
     }
 
     /// Takes back that a job is disabled. This outlives the job's property list.
     pub async fn enable(&self, label: &Label) -> Result<(), LaunchctlError> {
-        self.change(&["enable", &label.service_target()], |code| code == ExitCode::Success).await
+        self.change(&["enable", &self.target(label)], |code| code == ExitCode::Success).await
     }
 
     /// Tells launchd to end a job and to forget it. launchd answers at once; the job is gone when `print` no longer finds it. A job that is
     /// not loaded is no error.
     pub async fn bootout(&self, label: &Label) -> Result<(), LaunchctlError> {
-        self.change(&["bootout", &label.service_target()], ExitCode::is_booted_out).await
+        self.change(&["bootout", &self.target(label)], ExitCode::is_booted_out).await
     }
 
     /// Has launchd end a job and forget it, and waits until it is gone. A job that is still there after `patience` is the inner error.
@@ -108,17 +139,17 @@ impl<'h, H: Host> Launchctl<'h, H> {
 
     /// Loads the job of a property list.
     pub async fn bootstrap(&self, plist: &str) -> Result<(), LaunchctlError> {
-        self.change(&["bootstrap", "system", plist], |code| code == ExitCode::Success).await
+        self.change(&["bootstrap", &self.domain.to_string(), plist], |code| code == ExitCode::Success).await
     }
 
     /// Starts a loaded job that does not run. For one that runs this does nothing.
     pub async fn kickstart(&self, label: &Label) -> Result<(), LaunchctlError> {
-        self.change(&["kickstart", &label.service_target()], |code| code == ExitCode::Success).await
+        self.change(&["kickstart", &self.target(label)], |code| code == ExitCode::Success).await
     }
 
     /// Ends the process of a loaded job, if it has one, and starts another one at once.
     pub async fn restart(&self, label: &Label) -> Result<(), LaunchctlError> {
-        self.change(&["kickstart", "-k", &label.service_target()], |code| code == ExitCode::Success).await
+        self.change(&["kickstart", "-k", &self.target(label)], |code| code == ExitCode::Success).await
     }
 
     async fn change(

@@ -1,10 +1,8 @@
 //! Takes a Mac through its steps, and reports each.
 
-use launchd::HostError;
-
 use super::Remote;
 use super::change::Change;
-use super::part::{Inputs, PartError};
+use super::part::Inputs;
 use super::step::{Step, StepError};
 use crate::error_chain::chain;
 
@@ -107,16 +105,11 @@ pub(crate) async fn converge<R: Remote>(
         match (&outcome, mode) {
             // Without sudo nothing more can be looked at.
             (Outcome::Planned(_), Mode::Plan) => is_over |= step.is_first,
-            (Outcome::Failed(error), _) => is_over |= step.is_required || is_lost(error),
+            (Outcome::Failed(_), _) => is_over |= step.is_required || mac.is_lost(),
             _ => (),
         }
         on_step(step.name, Some(&outcome));
         report.0.push(outcome);
     }
     report
-}
-
-/// Whether the Mac itself gave no answer, so that no other step will get one.
-fn is_lost(error: &StepError) -> bool {
-    matches!(error, StepError::Part(PartError::Host(HostError::Run { .. } | HostError::Read { .. })))
 }

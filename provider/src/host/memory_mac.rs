@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use launchd::{Access, Call, CallOutput, Host, HostError, Job, Owner};
+use launchd::{Access, Call, CallOutput, ConsoleUser, Host, HostError, Job, Owner, agent_job};
 
 use super::Remote;
 use super::firewall::{self, ANCHOR};
@@ -27,7 +27,8 @@ struct Loaded {
     program: Vec<u8>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is about something else")]
 pub(super) struct State {
     pub(super) files: BTreeMap<String, Entry>,
     settings: BTreeMap<String, String>,
@@ -35,15 +36,38 @@ pub(super) struct State {
     has_session: bool,
     has_sudo: bool,
     next_pid: u32,
+    /// Whether the command that runs has changed the Mac.
+    is_changed: bool,
     /// Everything that changed the Mac.
     pub(super) pushes: Vec<String>,
     /// Every command line.
     pub(super) argvs: Vec<String>,
-    /// The connection ends before the first call that contains this.
-    pub(super) cut_at: Option<&'static str>,
+    /// The connection ends with this one of the calls to come, counted from 0.
+    pub(super) cut: Option<Cut>,
+    /// The connection has ended.
+    pub(super) is_lost: bool,
+}
+
+/// When a connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// How many calls come before.
+    pub(super) after: usize,
+    /// Whether the last call still reaches the Mac, and only its answer is lost.
+    pub(super) is_carried_out: bool,
+}
+
+/// What becomes of a call.
+enum Line {
+    Up,
+    /// The call reaches the Mac, its answer does not come back.
+    AnswerLost,
+    Down,
 }
 
 pub(super) struct MemoryMac(Mutex<State>);
+
+const RUNNER: &str = "/opt/actions-runner";
 
 /// A program that does not run.
 pub(super) const BROKEN: &[u8] = b"broken";
@@ -57,6 +81,11 @@ impl MemoryMac {
         Self(Mutex::new(State { settings, next_pid: 100, ..State::default() }))
     }
 
+    /// Another Mac that is the same.
+    pub(super) fn copy(&self) -> Self {
+        Self(Mutex::new(self.state().clone()))
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()
     }
@@ -66,6 +95,13 @@ impl MemoryMac {
         let state = self.state();
         let jobs: Vec<_> = state.jobs.values().map(|is| (is.job.clone(), is.program.clone())).collect();
         (state.settings.clone(), jobs, state.has_session, state.has_sudo)
+    }
+
+    /// The files that one of two Macs has and the other has not, or has otherwise.
+    pub(super) fn files_unlike(&self, other: &Self) -> Vec<String> {
+        let (own, others) = (self.state().files.clone(), other.state().files.clone());
+        let paths: BTreeSet<&String> = own.keys().chain(others.keys()).collect();
+        paths.into_iter().filter(|path| own.get(*path) != others.get(*path)).cloned().collect()
     }
 
     pub(super) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
@@ -104,23 +140,43 @@ fn failed(code: i32) -> Answer {
 }
 
 impl State {
-    fn lost(&self, what: &str) -> bool {
-        self.cut_at.is_some_and(|text| what.contains(text))
+    /// Counts a call, and says whether it goes through.
+    fn line(&mut self) -> Line {
+        match &mut self.cut {
+            _ if self.is_lost => Line::Down,
+            None => Line::Up,
+            Some(cut) if cut.after > 0 => {
+                cut.after -= 1;
+                Line::Up
+            }
+            Some(cut) => {
+                self.is_lost = true;
+                if cut.is_carried_out { Line::AnswerLost } else { Line::Down }
+            }
+        }
+    }
+
+    /// A new connection, which is not cut.
+    pub(super) fn reconnect(&mut self) {
+        (self.cut, self.is_lost) = (None, false);
     }
 
     fn entry(&mut self, path: &str, bytes: Option<Vec<u8>>, owner: &str, mode: &str) {
-        self.files.insert(path.to_owned(), Entry { bytes, access: format!("{owner} {mode}") });
+        let entry = Entry { bytes, access: format!("{owner} {mode}") };
+        self.is_changed |= self.files.get(path) != Some(&entry);
+        self.files.insert(path.to_owned(), entry);
     }
 
     fn command(&mut self, argv: &[&str], stdin: &[u8]) -> Answer {
-        let before = (self.files.clone(), self.settings.clone(), self.jobs.clone());
+        self.is_changed = false;
         let answer = self.execute(argv, stdin);
-        if before != (self.files.clone(), self.settings.clone(), self.jobs.clone()) {
+        if self.is_changed {
             self.pushes.push(argv.join(" "));
         }
         answer
     }
 
+    #[expect(clippy::too_many_lines, reason = "one arm for each command")]
     fn execute(&mut self, argv: &[&str], stdin: &[u8]) -> Answer {
         match argv {
             ["/usr/bin/sudo", "-n", "/usr/bin/true"] => failed(i32::from(!self.has_sudo)),
@@ -151,22 +207,52 @@ impl State {
                 done()
             }
             ["/usr/bin/codesign", "--force", "--sign", "-", path] => {
+                self.is_changed = true;
                 let entry = self.files.get_mut(*path).unwrap();
                 entry.bytes.as_mut().unwrap().extend_from_slice(b" signed");
                 done()
             }
+            ["/bin/df", "-k", _] => {
+                printed("Filesystem 1024-blocks Used Available Capacity\n/dev/disk3s5 9 9 900000000 1%\n")
+            }
             ["/usr/bin/tar", "-xf", archive, "-C", place] => {
                 let bytes = self.files[*archive].bytes.clone();
-                self.entry(&format!("{place}/tart.app/Contents/MacOS/tart"), bytes, "root:wheel", "755");
+                let program =
+                    if place.contains("runner") { "config.sh" } else { "tart.app/Contents/MacOS/tart" };
+                self.entry(&format!("{place}/{program}"), bytes, "root:wheel", "755");
+                done()
+            }
+            ["/bin/sh", "-c", script] if script.contains("SSH_CONNECTION") => {
+                printed("10.0.0.9 50000 10.0.0.1 22\n")
+            }
+            [_, "status", "--json"] => self.tailscale_status(),
+            ["/bin/sh", "-c", _, "sh", _, _, "up", flags @ ..] => {
+                assert_eq!(stdin, b"tskey-client-canary?ephemeral=true&preauthorized=true\n");
+                self.set("tailnet".to_owned(), &flags.join(" "))
+            }
+            [_, "logout"] => {
+                self.is_changed = true;
+                self.settings.remove("tailnet");
+                done()
+            }
+            ["/bin/sh", "-c", _, "sh", RUNNER] => self.install_runner(),
+            ["/bin/sh", "-c", _, "sh", RUNNER, flags @ ..] => {
+                assert_eq!(stdin, b"canary-token\n");
+                for name in [".runner", ".credentials"] {
+                    let path = format!("{RUNNER}/{name}");
+                    self.entry(&path, Some(flags.join(" ").into_bytes()), "m1:staff", "600");
+                }
                 done()
             }
             ["/bin/ln", "-f", from, to] => {
+                self.is_changed = true;
                 let entry = self.files[*from].clone();
                 self.files.insert((*to).to_owned(), entry);
                 done()
             }
             ["/bin/mv", "-f", from, to] => {
                 let moved: Vec<String> = self.below(from);
+                self.is_changed = true;
                 for path in moved {
                     let entry = self.files.remove(&path).unwrap();
                     self.files.insert(path.replacen(from, to, 1), entry);
@@ -175,6 +261,7 @@ impl State {
             }
             ["/bin/rm", _, paths @ ..] => {
                 for path in paths.iter().flat_map(|path| self.below(path)).collect::<Vec<_>>() {
+                    self.is_changed = true;
                     self.files.remove(&path);
                 }
                 done()
@@ -209,6 +296,30 @@ impl State {
         }
     }
 
+    fn tailscale_status(&self) -> Answer {
+        if !self.jobs.contains_key("com.tailscale.tailscaled") {
+            return failed(1);
+        }
+        let is_in = self.settings.contains_key("tailnet");
+        printed(if is_in {
+            r#"{"BackendState":"Running","TailscaleIPs":["100.64.1.2"]}"#
+        } else {
+            r#"{"BackendState":"NeedsLogin","TailscaleIPs":null}"#
+        })
+    }
+
+    /// `svc.sh install`.
+    fn install_runner(&mut self) -> Answer {
+        let label = "actions.runner.tuist.mac-1";
+        let plist = format!("/Users/m1/Library/LaunchAgents/{label}.plist");
+        let mut job = agent_job(&ConsoleUser::named("m1"), []);
+        job.label = label.parse().unwrap();
+        job.program_arguments = vec![format!("{RUNNER}/runsvc.sh")];
+        self.entry(&plist, Some(job.to_plist().unwrap()), "m1:staff", "644");
+        self.entry(&format!("{RUNNER}/.service"), Some(plist.into_bytes()), "m1:staff", "644");
+        done()
+    }
+
     fn below(&self, path: &str) -> Vec<String> {
         let inside = format!("{path}/");
         self.files.keys().filter(|key| *key == path || key.starts_with(&inside)).cloned().collect()
@@ -219,6 +330,7 @@ impl State {
     }
 
     fn set(&mut self, key: String, value: &str) -> Answer {
+        self.is_changed |= self.settings.get(&key).map(String::as_str) != Some(value);
         self.settings.insert(key, value.to_owned());
         done()
     }
@@ -244,6 +356,7 @@ impl State {
     fn start(&mut self, job: Job) {
         let program = self.files.get(job.program()).and_then(|entry| entry.bytes.clone()).unwrap_or_default();
         self.next_pid += 1;
+        self.is_changed = true;
         if job.label.as_str() == firewall::LABEL {
             // The script has loaded the rules.
             let rules = self.files[firewall::RULES_FILE].clone();
@@ -253,7 +366,10 @@ impl State {
     }
 
     fn launchctl(&mut self, words: &[&str]) -> Answer {
-        let label = |target: &str| target.strip_prefix("system/").unwrap_or(target).to_owned();
+        let label = |target: &str| {
+            let label = target.strip_prefix("system/").or_else(|| target.strip_prefix("gui/501/"));
+            label.unwrap_or(target).to_owned()
+        };
         match words {
             ["print", "gui/501"] if self.has_session => printed("gui/501 = {\n\tsession = Aqua\n}\n"),
             ["print", "gui/501"] => failed(112),
@@ -267,8 +383,12 @@ impl State {
                 },
             ),
             ["enable", _] => done(),
-            ["bootout", target] => self.jobs.remove(&label(target)).map_or_else(|| failed(3), |_| done()),
-            ["bootstrap", "system", path] => {
+            ["bootout", target] => {
+                let gone = self.jobs.remove(&label(target));
+                self.is_changed |= gone.is_some();
+                gone.map_or_else(|| failed(3), |_| done())
+            }
+            ["bootstrap", "system" | "gui/501", path] => {
                 let job = Job::from_plist(self.files[*path].bytes.as_ref().unwrap()).unwrap();
                 self.start(job);
                 done()
@@ -277,6 +397,7 @@ impl State {
                 self.has_session = true;
                 done()
             }
+            ["kickstart", target] if self.jobs.contains_key(&label(target)) => done(),
             ["kickstart", "-k", target] | ["kickstart", target] => {
                 let job = self.jobs[&label(target)].job.clone();
                 self.start(job);
@@ -299,38 +420,55 @@ fn cut(program: &str) -> HostError {
 impl Host for MemoryMac {
     async fn run(&self, call: Call<'_>) -> Result<CallOutput, HostError> {
         let mut state = self.state();
-        let line = call.argv.join(" ");
-        if state.lost(&line) {
+        let line = state.line();
+        if matches!(line, Line::Down) {
             return Err(cut(call.program()));
         }
-        state.argvs.push(line);
+        state.argvs.push(call.argv.join(" "));
         let (code, stdout) = state.command(call.argv, call.stdin);
-        Ok(CallOutput { code, stdout, stderr: String::new() })
+        match line {
+            Line::Up => Ok(CallOutput { code, stdout, stderr: String::new() }),
+            Line::AnswerLost | Line::Down => Err(cut(call.program())),
+        }
     }
 
     async fn read_file(&self, path: &str) -> Result<Option<Vec<u8>>, HostError> {
+        match self.state().line() {
+            Line::Up => (),
+            Line::AnswerLost | Line::Down => {
+                return Err(HostError::Read {
+                    path: path.to_owned(),
+                    source: "the connection was cut".into(),
+                });
+            }
+        }
         Ok(self.bytes(path))
     }
 
     async fn write_file(&self, path: &str, contents: &[u8], access: &Access) -> Result<(), HostError> {
         let mut state = self.state();
-        if state.lost(path) {
-            return Err(HostError::Write { path: path.to_owned(), source: "the connection was cut".into() });
+        let line = state.line();
+        if !matches!(line, Line::Down) {
+            state.pushes.push(format!("write {path}"));
+            let (owner, mode) = (owner_text(&access.owner), format!("{:o}", access.mode));
+            state.entry(path, Some(contents.to_owned()), &owner, &mode);
         }
-        state.pushes.push(format!("write {path}"));
-        state.entry(
-            path,
-            Some(contents.to_owned()),
-            &owner_text(&access.owner),
-            &format!("{:o}", access.mode),
-        );
-        Ok(())
+        match line {
+            Line::Up => Ok(()),
+            Line::AnswerLost | Line::Down => {
+                Err(HostError::Write { path: path.to_owned(), source: "the connection was cut".into() })
+            }
+        }
     }
 }
 
 impl Remote for MemoryMac {
     async fn run_as_user(&self, call: Call<'_>) -> Result<CallOutput, HostError> {
         self.run(call).await
+    }
+
+    fn is_lost(&self) -> bool {
+        self.state().is_lost
     }
 
     async fn upload(&self, artifact: &Artifact, path: &str, _: Duration) -> Result<(), HostError> {

@@ -13,7 +13,9 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use config::{AgentSettings, Credential, HostConfig, NodeExporter, Tart, prepare_steps};
+pub(crate) use config::{
+    ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Tailscale, Tart, prepare_steps,
+};
 pub(crate) use converge::{Mode, Outcome, Report, converge};
 pub(crate) use part::Inputs;
 pub(crate) use secret::Secret;
@@ -29,6 +31,9 @@ use crate::artifact::Artifact;
 pub(crate) trait Remote: Host {
     /// Runs a command as the user that is logged in, over SSH and at the screen.
     fn run_as_user(&self, call: Call<'_>) -> impl Future<Output = Result<CallOutput, HostError>> + Send;
+
+    /// Whether the connection is gone, so that no further command gets an answer.
+    fn is_lost(&self) -> bool;
 
     /// Copies a file of this machine to the Mac, in pieces. The file is there as a whole, or not at all; it belongs to root and is
     /// executable.

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use launchd::{AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL};
+use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::firewall::FirewallConfig;
-use super::memory_mac::{BROKEN, MemoryMac};
+use super::memory_mac::{BROKEN, Cut, MemoryMac};
 use super::*;
 use crate::host::part::Inputs;
 
@@ -36,11 +37,81 @@ impl Files {
             firewall: FirewallConfig::default(),
             dhcp_lease_seconds: 600,
             node_exporter: None,
+            tailscale: None,
+            actions_runner: None,
         }
     }
 
-    /// Configs that differ from the first one in one field each. The pattern names every field: who adds one must add a variation.
-    fn variations(&self) -> Vec<(&'static str, HostConfig)> {
+    fn tailscale(&self) -> Tailscale {
+        Tailscale {
+            tailscale: self.artifact(b"tailscale"),
+            tailscaled: self.artifact(b"tailscaled"),
+            tags: vec!["tag:mac".to_owned()],
+            accept_routes: false,
+        }
+    }
+
+    fn actions_runner(&self) -> ActionsRunner {
+        ActionsRunner {
+            archive: self.artifact(b"runner"),
+            url: "https://github.com/tuist".to_owned(),
+            labels: vec!["mac".to_owned()],
+        }
+    }
+
+    /// A config with everything that can be switched on.
+    fn rich_config(&self) -> HostConfig {
+        let program = self.artifact(b"exporter");
+        let node_exporter = Some(NodeExporter { program, listen: "127.0.0.1:9100".to_owned() });
+        let (tailscale, actions_runner) = (Some(self.tailscale()), Some(self.actions_runner()));
+        HostConfig { node_exporter, tailscale, actions_runner, ..self.config() }
+    }
+
+    /// Pairs of configs that differ in one field each. The patterns name every field: who adds one must add a variation.
+    fn variations(&self) -> Vec<(&'static str, HostConfig, HostConfig)> {
+        let of_base = self.variations_of_base().into_iter();
+        let of_rich = self.variations_of_rich().into_iter();
+        of_base
+            .map(|(field, config)| (field, self.config(), config))
+            .chain(of_rich.map(|(field, config)| (field, self.rich_config(), config)))
+            .collect()
+    }
+
+    /// Each differs from the rich config in one field of what can be switched on.
+    fn variations_of_rich(&self) -> Vec<(&'static str, HostConfig)> {
+        let Tailscale { tailscale: _, tailscaled: _, tags: _, accept_routes: _ } = self.tailscale();
+        // The archive is for Macs that have no runner yet.
+        let ActionsRunner { archive: _, url: _, labels: _ } = self.actions_runner();
+        let tailscale = |tailscale| HostConfig { tailscale: Some(tailscale), ..self.rich_config() };
+        let runner = |runner| HostConfig { actions_runner: Some(runner), ..self.rich_config() };
+        let tags = vec!["tag:other".to_owned()];
+        vec![
+            ("node_name", HostConfig { node_name: "mac-2".to_owned(), ..self.rich_config() }),
+            (
+                "tailscale's program",
+                tailscale(Tailscale { tailscale: self.artifact(b"tailscale 2"), ..self.tailscale() }),
+            ),
+            (
+                "tailscaled",
+                tailscale(Tailscale { tailscaled: self.artifact(b"tailscaled 2"), ..self.tailscale() }),
+            ),
+            ("tailscale's tags", tailscale(Tailscale { tags, ..self.tailscale() })),
+            ("tailscale's routes", tailscale(Tailscale { accept_routes: true, ..self.tailscale() })),
+            ("no tailscale", HostConfig { tailscale: None, ..self.rich_config() }),
+            (
+                "runner's URL",
+                runner(ActionsRunner { url: "https://github.com/other".to_owned(), ..self.actions_runner() }),
+            ),
+            (
+                "runner's labels",
+                runner(ActionsRunner { labels: vec!["other".to_owned()], ..self.actions_runner() }),
+            ),
+            ("no runner", HostConfig { actions_runner: None, ..self.rich_config() }),
+        ]
+    }
+
+    /// Each differs from the first config in one field.
+    fn variations_of_base(&self) -> Vec<(&'static str, HostConfig)> {
         let HostConfig {
             user: _, // It is the user of the connection, which is another Mac's in effect.
             node_name: _,
@@ -51,6 +122,8 @@ impl Files {
             firewall: FirewallConfig { vm_network: _, allowed: _ },
             dhcp_lease_seconds: _,
             node_exporter: _,
+            tailscale: _,
+            actions_runner: _,
         } = self.config();
         let base = || self.config();
         let settings = |settings| HostConfig { settings, ..base() };
@@ -114,18 +187,31 @@ impl Files {
             ("dhcp_lease_seconds", HostConfig { dhcp_lease_seconds: 60, ..base() }),
             ("node_exporter", HostConfig { node_exporter: Some(exporter), ..base() }),
             ("node_exporter's address", HostConfig { node_exporter: Some(listen), ..base() }),
+            ("tailscale", HostConfig { tailscale: Some(self.tailscale()), ..base() }),
+            ("actions_runner", HostConfig { actions_runner: Some(self.actions_runner()), ..base() }),
         ]
     }
 }
 
-async fn apply(mac: &MemoryMac, config: &HostConfig) -> Report {
-    let password = Some(Secret::new(b"canary-password".to_vec()));
-    converge(mac, &config.steps(), &Mode::Apply(Inputs { password }), |_, _| ()).await
+/// Everything that a step may ask for.
+fn inputs() -> Inputs {
+    let secret = |text: &str| Some(Secret::new(text.as_bytes().to_vec()));
+    Inputs {
+        password: secret("canary-password"),
+        tailscale_auth_key: secret("tskey-client-canary"),
+        runner_token: secret("canary-token"),
+    }
 }
 
+async fn apply(mac: &MemoryMac, config: &HostConfig) -> Report {
+    converge(mac, &config.steps(), &Mode::Apply(inputs()), |_, _| ()).await
+}
+
+/// A roll has no password.
 async fn roll(mac: &MemoryMac, config: &HostConfig) -> Report {
     mac.state().pushes.clear();
-    converge(mac, &config.steps(), &Mode::Apply(Inputs::default()), |_, _| ()).await
+    let inputs = Inputs { password: None, ..inputs() };
+    converge(mac, &config.steps(), &Mode::Apply(inputs), |_, _| ()).await
 }
 
 async fn bootstrapped(config: &HostConfig) -> MemoryMac {
@@ -166,8 +252,7 @@ async fn a_plan_changes_nothing_and_names_every_difference() {
 #[tokio::test(start_paused = true)]
 async fn every_hashed_part_reaches_the_mac_and_every_pushed_part_is_in_the_hash_on_both_paths() {
     let files = Files::new();
-    let base = files.config();
-    for (field, config) in files.variations() {
+    for (field, base, config) in files.variations() {
         assert_ne!(config.hash(), base.hash(), "{field} is not in the hash");
         let rolled = bootstrapped(&base).await;
         let report = roll(&rolled, &config).await;
@@ -195,16 +280,84 @@ async fn every_hashed_part_reaches_the_mac_and_every_pushed_part_is_in_the_hash_
     }
 }
 
+/// A config in which each field has one of two values, as the bits say.
+fn chosen(files: &Files, bits: u32) -> HostConfig {
+    let is = |bit: u32| bits & (1 << bit) != 0;
+    let text = |bit, no: &str, yes: &str| if is(bit) { yes.to_owned() } else { no.to_owned() };
+    let artifact = |bit, no: &[u8], yes: &[u8]| files.artifact(if is(bit) { yes } else { no });
+    let version = text(0, "2.32.1", "2.33.0");
+    let tart = Tart::Archive { archive: files.artifact(version.as_bytes()), version };
+    let allowed = if is(1) { vec!["tcp 10.1.2.3 443".parse().unwrap()] } else { Vec::new() };
+    let tailscale = is(2).then(|| Tailscale {
+        tailscale: artifact(3, b"tailscale", b"tailscale 2"),
+        tailscaled: artifact(4, b"tailscaled", b"tailscaled 2"),
+        tags: vec![text(5, "tag:mac", "tag:other")],
+        accept_routes: is(6),
+    });
+    let actions_runner = is(7).then(|| ActionsRunner {
+        archive: files.artifact(b"runner"),
+        url: text(8, "https://github.com/tuist", "https://github.com/other"),
+        labels: vec![text(9, "mac", "builder")],
+    });
+    let node_exporter = is(10).then(|| NodeExporter {
+        program: artifact(11, b"exporter", b"exporter 2"),
+        listen: text(12, "127.0.0.1:9100", "10.0.0.1:9100"),
+    });
+    let settings = AgentSettings {
+        provider_id: is(13).then(|| "x://1".to_owned()),
+        node_labels: is(14).then(|| "a=b".to_owned()),
+        max_pods: is(15).then_some(1),
+        is_builder: is(16),
+        further: is(17).then(|| "--x".to_owned()).into_iter().collect(),
+    };
+    HostConfig {
+        user: "m1".to_owned(),
+        node_name: text(18, "mac-1", "mac-2"),
+        credential: Credential::Kubeconfig(Secret::new(text(19, "canary 1", "canary 2").into_bytes())),
+        agent: artifact(20, b"agent 1", b"agent 2"),
+        settings,
+        tart: if is(21) { Tart::Installed("/opt/homebrew/bin/tart".to_owned()) } else { tart },
+        firewall: FirewallConfig { allowed, ..FirewallConfig::default() },
+        dhcp_lease_seconds: if is(22) { 60 } else { 600 },
+        node_exporter,
+        tailscale,
+        actions_runner,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Two configs have one hash exactly when nothing has to be pushed from one to the other, and a roll leads to where a bootstrap does.
+    #[test]
+    fn a_roll_pushes_something_exactly_when_the_hash_differs(before in 0_u32..1 << 23, change in prop_oneof![Just(0), 0_u32..1 << 23]) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let files = Files::new();
+            let (old, new) = (chosen(&files, before), chosen(&files, before ^ change));
+            let mac = bootstrapped(&old).await;
+            let report = roll(&mac, &new).await;
+            assert_eq!(report.failed(), 0, "{report:?}");
+            assert_eq!(mac.state().pushes.is_empty(), old.hash() == new.hash(), "{:?}", mac.state().pushes);
+            assert_eq!(mac.settings_and_jobs(), bootstrapped(&new).await.settings_and_jobs());
+            let again = roll(&mac, &new).await;
+            assert_eq!((again.changed(), mac.state().pushes.len()), (0, 0), "{again:?}");
+        });
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_file_is_pushed_that_is_not_in_the_steps() {
     let files = Files::new();
-    for (field, config) in files.variations() {
+    for (field, _, config) in files.variations() {
         let mac = bootstrapped(&config).await;
         let steps = serde_json::to_string(&config.steps()).unwrap();
         for path in mac.state().paths() {
             let name = path.rsplit('/').next().unwrap();
             // The notes say what was pushed; the password's file is made from no config.
-            let is_own = path.starts_with("/var/db/dev.tuist.tart-provider") || path == "/etc/kcpassword";
+            // What the runner makes of its archive is its own.
+            let is_runner = path.starts_with("/opt/actions-runner") || path.contains("/LaunchAgents/");
+            let is_own =
+                path.starts_with("/var/db/dev.tuist.tart-provider") || path == "/etc/kcpassword" || is_runner;
             assert!(
                 is_own || steps.contains(name) || config_directory(&path),
                 "{field}: {path} is in no step"
@@ -270,57 +423,70 @@ async fn a_broken_binary_leaves_the_old_one_and_its_process() {
     assert!(!mac.state().paths().contains("/usr/local/bin/.tart-kubelet.staged"));
 }
 
-/// Wherever the connection is cut, the next run finishes what was begun.
+/// Takes Macs like `start` to a config, cuts the connection at each call, before the call and after it, has the next run go on, and looks at
+/// the Mac.
+async fn cut_everywhere(config: &HostConfig, start: MemoryMac) {
+    let never_cut = start.copy();
+    apply(&never_cut, config).await;
+    for is_carried_out in [false, true] {
+        let mut after = 0;
+        loop {
+            let mac = start.copy();
+            let had_agent = mac.pid(AGENT_LABEL).is_some();
+            mac.state().cut = Some(Cut { after, is_carried_out });
+            let report = apply(&mac, config).await;
+            let told = format!("call {after}, carried out: {is_carried_out}");
+            if !mac.is_lost() {
+                assert!(after > 20 && report.failed() == 0, "{told}: {report:?}");
+                break;
+            }
+            // One step tells of it, and none after it is tried.
+            assert_eq!(report.failed(), 1, "{told}: {report:?}");
+            // `kickstart -k` and what follows `bootout` are the only calls between which no agent runs.
+            if had_agent && mac.pid(AGENT_LABEL).is_none() {
+                assert!(
+                    mac.state()
+                        .argvs
+                        .iter()
+                        .any(|line| line.contains("bootout system/dev.tuist.tart-kubelet")),
+                    "{told}"
+                );
+            }
+            mac.state().reconnect();
+            let report = apply(&mac, config).await;
+            assert_eq!(report.failed(), 0, "{told}: {report:?}");
+            assert_eq!(mac.settings_and_jobs(), never_cut.settings_and_jobs(), "{told}");
+            assert_eq!(mac.files_unlike(&never_cut), [""; 0], "{told}");
+            let again = apply(&mac, config).await;
+            assert_eq!((again.changed(), again.failed()), (0, 0), "{told}: {again:?}");
+            after += 1;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_cut_anywhere_in_a_bootstrap_is_healed_by_the_next_run() {
+    let files = Files::new();
+    cut_everywhere(&files.rich_config(), MemoryMac::new()).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_cut_anywhere_in_a_roll_is_healed_by_the_next_run() {
     let files = Files::new();
     let second = HostConfig {
         agent: files.artifact(b"agent 2"),
         settings: AgentSettings { max_pods: Some(1), ..AgentSettings::default() },
-        ..files.config()
+        ..files.rich_config()
     };
-    for cut_at in [
-        "shasum",
-        ".tart-kubelet.staged",
-        "codesign",
-        "--version",
-        "/bin/ln",
-        "/bin/mv",
-        "dev.tuist.tart-provider/tart-kubelet",
-        "dev.tuist.tart-kubelet.plist",
-        "enable",
-        "bootout",
-        "bootstrap",
-        "dev.tuist.tart-kubelet.rolled",
-        ".tart-kubelet.previous",
-    ] {
-        let mac = bootstrapped(&files.config()).await;
-        mac.state().cut_at = Some(cut_at);
-        let report = roll(&mac, &second).await;
-        assert!(report.failed() > 0, "{cut_at}: {report:?}");
-        mac.state().cut_at = None;
-        let report = roll(&mac, &second).await;
-        assert_eq!(report.failed(), 0, "{cut_at}: {report:?}");
-        assert_eq!(mac.bytes(AGENT_BINARY).unwrap(), b"agent 2 signed", "{cut_at}");
-        assert!(mac.arguments(AGENT_LABEL).contains(&"--max-pods=1".to_owned()), "{cut_at}");
-        let fresh = roll(&mac, &second).await;
-        assert_eq!(fresh.changed(), 0, "{cut_at}: {fresh:?}");
-    }
+    cut_everywhere(&second, bootstrapped(&files.rich_config()).await).await;
 }
 
 /// The binary is in place, and the connection is cut before the restart: the bytes on the disk alone would say that all is done.
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_runs_an_old_binary_is_restarted_by_the_next_run() {
+async fn a_connection_that_is_cut_anywhere_in_a_roll_of_the_binary_alone_is_healed_by_the_next_run() {
     let files = Files::new();
-    let mac = bootstrapped(&files.config()).await;
-    let pid = mac.pid(AGENT_LABEL);
     let second = HostConfig { agent: files.artifact(b"agent 2"), ..files.config() };
-    mac.state().cut_at = Some("kickstart");
-    assert!(roll(&mac, &second).await.failed() > 0);
-    assert_eq!((mac.bytes(AGENT_BINARY).unwrap(), mac.pid(AGENT_LABEL)), (b"agent 2 signed".to_vec(), pid));
-    mac.state().cut_at = None;
-    assert_eq!(roll(&mac, &second).await.failed(), 0);
-    assert_ne!(mac.pid(AGENT_LABEL), pid);
+    cut_everywhere(&second, bootstrapped(&files.config()).await).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -355,7 +521,7 @@ async fn without_a_password_a_new_mac_is_refused_in_words_and_untouched() {
 #[tokio::test(start_paused = true)]
 async fn no_secret_is_in_a_command_line_or_in_words() {
     let files = Files::new();
-    for (field, config) in files.variations() {
+    for (field, _, config) in files.variations() {
         let mac = MemoryMac::new();
         let report = apply(&mac, &config).await;
         let words = format!(

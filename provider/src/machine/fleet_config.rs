@@ -65,6 +65,8 @@ impl FleetConfig {
             firewall: self.firewall.clone(),
             dhcp_lease_seconds: self.dhcp_lease_seconds,
             node_exporter: self.node_exporter.clone(),
+            tailscale: None,
+            actions_runner: None,
         }
     }
 }

@@ -95,7 +95,7 @@ impl Reconciler {
             join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
         let config = self.config.of(machine, &credentials.user, kubeconfig);
         let (steps, hash) = (config.steps(), config.hash().to_string());
-        let mode = Mode::Apply(Inputs { password: credentials.password.clone() });
+        let mode = Mode::Apply(Inputs { password: credentials.password.clone(), ..Inputs::default() });
         info!(machine = %name, host = %id, hash, "work on the host begins");
         let done = converge(&mac, &steps, &mode, |_, _| ()).await;
         mac.close().await;

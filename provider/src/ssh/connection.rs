@@ -1,9 +1,11 @@
 //! One connection to a Mac: connect, authenticate by key, run commands. Everything has a deadline.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use russh::client::{self, AuthResult, Handle};
+use russh::keys::known_hosts::known_host_keys_path;
 use russh::keys::{PrivateKeyWithHashAlg, PublicKeyOrCertificate};
 use russh::{ChannelMsg, ChannelReadHalf, Disconnect, Sig};
 use tokio::io::{AsyncRead, AsyncWriteExt};
@@ -25,6 +27,8 @@ const MAX_OUTPUT: usize = 4 << 20;
 pub(crate) enum HostKeyPolicy {
     /// It has this one.
     Pinned(Fingerprint),
+    /// It has one of those that this file has for it, as `ssh` keeps them.
+    KnownHosts(PathBuf),
     /// Nothing yet: the first one is trusted. The caller keeps it for the next time.
     TrustOnFirstUse,
 }
@@ -50,7 +54,8 @@ impl std::fmt::Debug for Connection {
 }
 
 struct HostKeyCheck {
-    policy: HostKeyPolicy,
+    /// The keys that are trusted; `None` for any.
+    trusted: Option<Vec<Fingerprint>>,
     seen: Arc<Mutex<Option<Fingerprint>>>,
 }
 
@@ -59,12 +64,31 @@ impl client::Handler for HostKeyCheck {
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
         let fingerprint = Fingerprint::of(&key.public_key());
-        let is_trusted = match &self.policy {
-            HostKeyPolicy::Pinned(pinned) => *pinned == fingerprint,
-            HostKeyPolicy::TrustOnFirstUse => true,
-        };
+        let is_trusted = self.trusted.as_ref().is_none_or(|trusted| trusted.contains(&fingerprint));
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(fingerprint);
         Ok(is_trusted)
+    }
+}
+
+impl HostKeyPolicy {
+    /// The keys that are trusted; `None` for any.
+    fn trusted(&self, address: &SshAddress) -> Result<Option<Vec<Fingerprint>>, SshError> {
+        match self {
+            Self::Pinned(fingerprint) => Ok(Some(vec![fingerprint.clone()])),
+            Self::TrustOnFirstUse => Ok(None),
+            Self::KnownHosts(path) => {
+                let known = known_host_keys_path(&address.host, address.port, path);
+                let known = known.map_err(|source| SshError::KnownHosts {
+                    path: path.clone(),
+                    source: Box::new(source),
+                })?;
+                let known: Vec<Fingerprint> = known.iter().map(|(_, key)| Fingerprint::of(key)).collect();
+                if known.is_empty() {
+                    return Err(SshError::UnknownHost { address: address.clone(), path: path.clone() });
+                }
+                Ok(Some(known))
+            }
+        }
     }
 }
 
@@ -76,6 +100,7 @@ impl Connection {
         policy: &HostKeyPolicy,
     ) -> Result<Self, SshError> {
         let late = |what, deadline| SshError::DeadlineExceeded { address: address.clone(), what, deadline };
+        let trusted = policy.trusted(address)?;
         let connected =
             timeout(CONNECT_DEADLINE, TcpStream::connect((address.host.as_str(), address.port))).await;
         let stream = connected
@@ -88,15 +113,16 @@ impl Connection {
             nodelay: true,
             ..client::Config::default()
         };
-        let check = HostKeyCheck { policy: policy.clone(), seen: Arc::clone(&seen) };
+        let check = HostKeyCheck { trusted: trusted.clone(), seen: Arc::clone(&seen) };
         let shaken =
             timeout(HANDSHAKE_DEADLINE, client::connect_stream(Arc::new(config), stream, check)).await;
         let shaken = shaken.map_err(|_| late("finish the handshake", HANDSHAKE_DEADLINE))?;
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut handle, fingerprint) = match (shaken, seen, policy) {
+        let (mut handle, fingerprint) = match (shaken, seen, trusted) {
             (Ok(handle), Some(fingerprint), _) => (handle, fingerprint),
-            (Err(russh::Error::UnknownKey), Some(seen), HostKeyPolicy::Pinned(pinned)) => {
-                return Err(SshError::HostKey { address: address.clone(), pinned: pinned.clone(), seen });
+            (Err(russh::Error::UnknownKey), Some(seen), Some(trusted)) => {
+                let expected = trusted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                return Err(SshError::HostKey { address: address.clone(), expected, seen });
             }
             (Err(source), ..) => return Err(broken(address, source)),
             (Ok(_), None, _) => return Err(broken(address, russh::Error::UnknownKey)),
@@ -122,6 +148,11 @@ impl Connection {
     /// The Mac's host key.
     pub(crate) fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
+    }
+
+    /// Whether the connection has ended.
+    pub(super) fn is_closed(&self) -> bool {
+        self.handle.is_closed()
     }
 
     /// Says good-bye.

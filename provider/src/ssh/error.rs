@@ -1,6 +1,7 @@
 //! Why a Mac could not be reached.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Fingerprint, SshAddress};
@@ -29,16 +30,36 @@ pub(crate) enum SshError {
     },
     /// The Mac has another host key than the one that is known.
     #[error(
-        "{address} has the host key {seen}, but {pinned} is expected: another machine answers there, or this one was installed anew; if it \
-         was, give the new key with --host-key"
+        "{address} has the host key {seen}, but {expected} is expected: another machine answers there, or this one was installed anew; if it \
+         was, give the new key with --host-key, or put it into the file of --known-hosts"
     )]
     HostKey {
         /// The Mac.
         address: SshAddress,
-        /// The key that it should have.
-        pinned: Fingerprint,
+        /// The keys that it may have.
+        expected: String,
         /// The key that it has.
         seen: Fingerprint,
+    },
+    /// The file of known hosts cannot be used.
+    #[error("cannot read the known hosts in {}", path.display())]
+    KnownHosts {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<russh::keys::Error>,
+    },
+    /// The file of known hosts has no key of the Mac.
+    #[error(
+        "{} has no host key of {address}; `ssh-keyscan -p {} {}` prints it, to be compared with the Mac's own and added",
+        path.display(), address.port, address.host
+    )]
+    UnknownHost {
+        /// The Mac.
+        address: SshAddress,
+        /// The file.
+        path: PathBuf,
     },
     /// The Mac does not accept the key.
     #[error("{address} does not accept the SSH key {key}")]

@@ -7,7 +7,7 @@ mod key;
 mod quote;
 mod remote_mac;
 
-pub(crate) use address::SshAddress;
+pub(crate) use address::{BadSshAddress, SshAddress};
 pub(crate) use connection::{Connection, HostKeyPolicy};
 pub(crate) use error::SshError;
 pub(crate) use key::{Fingerprint, SshKey, SshKeyError};

@@ -111,6 +111,10 @@ impl Remote for Connection {
         self.call(&[], call).await
     }
 
+    fn is_lost(&self) -> bool {
+        self.is_closed()
+    }
+
     async fn upload(&self, artifact: &Artifact, path: &str, deadline: Duration) -> Result<(), HostError> {
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| HostError::Write {
             path: path.to_owned(),

@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::Api;
 use tart_kubelet_tests::control_plane::ControlPlane;
-use tart_kubelet_tests::mac_host::MacHost;
+use tart_kubelet_tests::mac_host::{MacHost, MacHostBuilder};
 use tart_kubelet_tests::programs;
+use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait::until;
 use tokio::io::AsyncWriteExt as _;
 
@@ -28,6 +30,7 @@ pub(crate) struct Scene {
     control_plane: &'static ControlPlane,
     node: String,
     agent: PathBuf,
+    other_agent: PathBuf,
     kubeconfig: PathBuf,
 }
 
@@ -62,16 +65,18 @@ impl Said {
 impl Scene {
     /// A new Mac; `None`, with a word about it, where it cannot be simulated.
     pub(crate) async fn new(node: &str) -> Result<Option<Self>> {
+        let sandbox = ControlPlane::shared().await?.sandbox();
+        Self::with_mac(node, MacHost::new(sandbox)?).await
+    }
+
+    /// A scene with a Mac that is described already.
+    pub(crate) async fn with_mac(node: &str, builder: MacHostBuilder) -> Result<Option<Self>> {
         let control_plane = ControlPlane::shared().await?;
         let sandbox = control_plane.sandbox();
-        let builder = MacHost::new(sandbox)?.pfctl(&programs::find("pfctl")?);
-        let Some(mac) = builder.start().await? else { return Ok(None) };
-        let agent = sandbox.directory("agent-binary")?.join("tart-kubelet");
-        // The symbols of a debug build are most of it.
-        let stripped = Command::new("strip").arg("-o").arg(&agent).arg(programs::agent()?).status();
-        ensure!(stripped.is_ok_and(|status| status.success()), "cannot strip the agent");
+        let Some(mac) = builder.pfctl(&programs::find("pfctl")?).start().await? else { return Ok(None) };
+        let (agent, other_agent) = agent_binary(sandbox)?;
         let kubeconfig = control_plane.node_kubeconfig(node)?;
-        Ok(Some(Self { mac, control_plane, node: node.to_owned(), agent, kubeconfig }))
+        Ok(Some(Self { mac, control_plane, node: node.to_owned(), agent, other_agent, kubeconfig }))
     }
 
     /// The agent that the Mac should run.
@@ -80,12 +85,15 @@ impl Scene {
     }
 
     /// An agent that does the same with other bytes.
-    pub(crate) fn other_agent(&self) -> Result<PathBuf> {
-        let other = self.agent.with_extension("other");
-        let mut bytes = std::fs::read(&self.agent)?;
-        bytes.extend_from_slice(b"another release");
-        std::fs::write(&other, bytes)?;
-        Ok(other)
+    pub(crate) fn other_agent(&self) -> &Path {
+        &self.other_agent
+    }
+
+    /// The private key in the agent's kubeconfig, as it is written there.
+    pub(crate) fn kubeconfig_key(&self) -> Result<String> {
+        let text = std::fs::read_to_string(&self.kubeconfig)?;
+        let key = text.lines().find_map(|line| line.trim().strip_prefix("client-key-data: "));
+        key.map(str::to_owned).context("the kubeconfig has no key")
     }
 
     /// Runs `tart-provider host VERB` with this agent and further flags.
@@ -110,20 +118,35 @@ impl Scene {
     /// A new Mac that has been taken through all steps.
     pub(crate) async fn applied(node: &str) -> Result<Option<Self>> {
         let Some(scene) = Self::new(node).await? else { return Ok(None) };
-        scene.host("apply", &scene.agent, &[]).await?.ok()?;
-        scene.until_ready().await?;
+        scene.apply().await?;
         Ok(Some(scene))
     }
 
-    /// Waits until the Node is Ready.
-    pub(crate) async fn until_ready(&self) -> Result<()> {
+    /// Takes the Mac through all steps, and waits for its Node.
+    pub(crate) async fn apply(&self) -> Result<()> {
+        self.host("apply", &self.agent, &[]).await?.ok()?;
+        self.until_ready().await.map(drop)
+    }
+
+    /// The Node's name.
+    pub(crate) fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// The cluster.
+    pub(crate) fn control_plane(&self) -> &'static ControlPlane {
+        self.control_plane
+    }
+
+    /// Waits until the Node is Ready, and says since when.
+    pub(crate) async fn until_ready(&self) -> Result<Option<Time>> {
         let nodes = Api::<Node>::all(self.control_plane.client().await?);
-        until(&nodes, &self.node, "Ready", READY_DEADLINE, |node| {
+        let ready = |node: &Node| {
             let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-            conditions.is_some_and(|all| all.iter().any(|is| is.type_ == "Ready" && is.status == "True"))
-        })
-        .await
-        .map(drop)
+            conditions?.iter().find(|is| is.type_ == "Ready" && is.status == "True").cloned()
+        };
+        let node = until(&nodes, &self.node, "Ready", READY_DEADLINE, |node| ready(node).is_some()).await?;
+        Ok(ready(&node).and_then(|condition| condition.last_transition_time))
     }
 
     /// The PID of the agent, as launchd knows it.
@@ -151,11 +174,38 @@ impl Scene {
     }
 }
 
+/// The agent, and one that does the same with other bytes.
+pub(crate) fn agent_binary(sandbox: &Sandbox) -> Result<(PathBuf, PathBuf)> {
+    let agent = sandbox.directory("agent-binary")?.join("tart-kubelet");
+    // The symbols of a debug build are most of it.
+    let stripped = Command::new("strip").arg("-o").arg(&agent).arg(programs::agent()?).status();
+    ensure!(stripped.is_ok_and(|status| status.success()), "cannot strip the agent");
+    let other = agent.with_extension("other");
+    let mut bytes = std::fs::read(&agent)?;
+    bytes.extend_from_slice(b"another release");
+    std::fs::write(&other, bytes)?;
+    Ok((agent, other))
+}
+
 /// Runs `tart-provider host VERB` on a Mac.
 pub(crate) async fn provider(mac: &MacHost, verb: &str, arguments: &[String], input: &str) -> Result<Said> {
+    let address = format!("--ssh={}@{}", mac.user(), mac.address());
+    let arguments: Vec<String> = std::iter::once(address).chain(arguments.iter().cloned()).collect();
+    run_provider(mac, verb, &arguments, input).await
+}
+
+/// Runs `tart-provider host VERB` with the key of a Mac, unless the arguments have another one, and says all that it can.
+pub(crate) async fn run_provider(
+    mac: &MacHost,
+    verb: &str,
+    arguments: &[String],
+    input: &str,
+) -> Result<Said> {
     let mut command = mac.sandbox().command(programs::find("tart-provider")?);
-    command.args(["host", verb]).arg(format!("--ssh={}@{}", mac.user(), mac.address()));
-    command.arg("-i").arg(mac.private_key()).args(arguments);
+    command.args(["host", verb]).args(arguments).env("RUST_LOG", "trace");
+    if !arguments.iter().any(|argument| argument.starts_with("--identity=")) {
+        command.arg("-i").arg(mac.private_key());
+    }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;
     let mut stdin = child.stdin.take().context("its stdin is not a pipe")?;
@@ -166,8 +216,8 @@ pub(crate) async fn provider(mac: &MacHost, verb: &str, arguments: &[String], in
         .context("tart-provider hangs")??;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let said = Said { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) };
-    for canary in [mac.password(), "client-key-data"] {
-        ensure!(!format!("{said:?}").contains(canary), "a secret was printed: {said:?}");
+    for secret in [mac.password(), "client-key-data", "canary"] {
+        ensure!(!format!("{said:?}").contains(secret), "a secret was printed: {said:?}");
     }
     let calls = mac.calls()?.join("\n");
     ensure!(!calls.contains(mac.password()), "the password is in a command line:\n{calls}");

@@ -7,7 +7,8 @@ use launchd::Call;
 use serde::Serialize;
 
 use super::{
-    COMMAND_DEADLINE, Change, PartError, Remote, make_directory, note, noted, run, run_within, sha256,
+    COMMAND_DEADLINE, Change, PartError, Remote, ensure_room, make_directory, note, noted, run, run_within,
+    sha256,
 };
 use crate::artifact::Artifact;
 
@@ -26,6 +27,8 @@ pub(crate) struct Binary {
     pub(crate) directory: String,
     /// What it is copied from.
     pub(crate) artifact: Artifact,
+    /// Whether a job runs it, which goes back to the old program when the new one does not stay.
+    pub(crate) has_job: bool,
 }
 
 impl Binary {
@@ -65,6 +68,8 @@ impl Binary {
     pub(super) async fn apply<R: Remote>(&self, mac: &R) -> Result<(), PartError> {
         let (path, staged) = (self.path(), self.staged());
         make_directory(mac, &self.directory).await?;
+        // codesign signs a copy, so that the file is there twice for a moment.
+        ensure_room(mac, &self.directory, 2 * self.artifact.size()).await?;
         mac.upload(&self.artifact, &staged, UPLOAD_DEADLINE).await?;
         let installed = match self.try_out(mac, &staged).await {
             Ok(installed) => installed,
@@ -74,7 +79,7 @@ impl Binary {
                 return Err(error);
             }
         };
-        if sha256(mac, &path).await?.is_some() {
+        if self.has_job && sha256(mac, &path).await?.is_some() {
             run(mac, &["/bin/ln", "-f", &path, &self.previous()]).await?;
         }
         run(mac, &["/bin/mv", "-f", &staged, &path]).await?;

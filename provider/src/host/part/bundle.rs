@@ -5,7 +5,9 @@ use std::time::Duration;
 use launchd::Call;
 use serde::Serialize;
 
-use super::{COMMAND_DEADLINE, Change, PartError, Remote, make_directory, run, run_within, sha256};
+use super::{
+    COMMAND_DEADLINE, Change, PartError, Remote, ensure_room, make_directory, run, run_within, sha256,
+};
 use crate::artifact::Artifact;
 
 const UPLOAD_DEADLINE: Duration = Duration::from_mins(10);
@@ -49,6 +51,8 @@ impl Bundle {
             (self.version_directory(), format!("{}/.{}.staged", self.directory, self.version));
         let archive = format!("{staged}.tar");
         make_directory(mac, &self.directory).await?;
+        // The archive, and what comes out of it. An archive that is compressed well may need more; then the Mac says so itself.
+        ensure_room(mac, &self.directory, 4 * self.archive.size()).await?;
         mac.upload(&self.archive, &archive, UPLOAD_DEADLINE).await?;
         let arrived = sha256(mac, &archive).await?.unwrap_or_default();
         if arrived != self.archive.sha256().as_str() {

@@ -3,6 +3,7 @@
 use launchd::{Call, Job, Launchctl, LaunchctlError, Roll, RollError, roll};
 use serde::Serialize;
 
+use super::tailnet::ensure_not_over_tailnet;
 use super::{COMMAND_DEADLINE, Change, PartError, Remote, note, noted, run};
 use crate::artifact::Sha256Hash;
 
@@ -17,6 +18,8 @@ pub(crate) struct JobPart {
     pub(crate) restart_for: Sha256Hash,
     /// The previous binary, to go back to.
     pub(crate) previous: Option<String>,
+    /// Whether SSH may run through it, so that it must not be restarted from there.
+    pub(crate) carries_tailnet: bool,
 }
 
 impl JobPart {
@@ -61,6 +64,9 @@ impl JobPart {
     }
 
     pub(super) async fn apply<R: Remote>(&self, mac: &R) -> Result<(), PartError> {
+        if self.carries_tailnet {
+            ensure_not_over_tailnet(mac, &format!("a restart of {}", self.job.label)).await?;
+        }
         let restart = noted(mac, &self.note()).await?.as_deref() != Some(self.restart_for.as_str());
         // A previous binary is there while the new one has not proved itself.
         let previous = match &self.previous {
@@ -72,11 +78,11 @@ impl JobPart {
             _ => None,
         };
         roll(mac, &Roll { job: &self.job, plist: &self.plist, restart, previous_program: previous }).await?;
-        note(mac, &self.note(), self.restart_for.as_str()).await?;
+        // The note comes last: without it the next run goes on from here.
         if let Some(previous) = &self.previous {
             run(mac, &["/bin/rm", "-f", previous]).await?;
         }
-        Ok(())
+        note(mac, &self.note(), self.restart_for.as_str()).await
     }
 }
 

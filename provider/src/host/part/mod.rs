@@ -1,5 +1,6 @@
 //! What a step is made of: one thing on a Mac that can be looked at, changed, and looked at again.
 
+mod actions_runner;
 mod auto_login;
 mod binary;
 mod bundle;
@@ -9,8 +10,10 @@ mod job;
 mod removed;
 mod setting;
 mod sudo;
+mod tailnet;
 mod vm_firewall;
 
+pub(super) use actions_runner::{ActionsRunnerPart, ActionsRunnerRemoved};
 pub(super) use auto_login::AutoLogin;
 pub(super) use binary::Binary;
 pub(super) use bundle::Bundle;
@@ -20,6 +23,7 @@ pub(super) use job::JobPart;
 pub(super) use removed::Removed;
 pub(super) use setting::{Reading, Setting, SettingOf};
 pub(super) use sudo::Sudo;
+pub(super) use tailnet::Tailnet;
 pub(super) use vm_firewall::VmFirewall;
 
 use std::time::Duration;
@@ -50,6 +54,9 @@ pub(super) enum Part {
     Bundle(Bundle),
     Job(JobPart),
     VmFirewall(VmFirewall),
+    Tailnet(Tailnet),
+    ActionsRunner(ActionsRunnerPart),
+    ActionsRunnerRemoved(ActionsRunnerRemoved),
 }
 
 /// What a part may need once and does not keep.
@@ -57,6 +64,10 @@ pub(super) enum Part {
 pub(crate) struct Inputs {
     /// The password of the user.
     pub(crate) password: Option<Secret>,
+    /// The key with which the Mac joins the tailnet.
+    pub(crate) tailscale_auth_key: Option<Secret>,
+    /// The token with which the runner registers at GitHub.
+    pub(crate) runner_token: Option<Secret>,
 }
 
 /// A part that could not be looked at or changed.
@@ -84,6 +95,12 @@ pub(crate) enum PartError {
     /// The Mac has other bytes than were sent.
     #[error("{path} arrived with SHA-256 {is} instead of {wanted}; the old file is untouched")]
     Damaged { path: String, is: String, wanted: String },
+    /// The Mac has no room for the file.
+    #[error(
+        "{path} has {free} MB of free disk, and {needed} MB are needed for the new file; delete images or VMs, and run this again. The old \
+         file is untouched"
+    )]
+    DiskFull { path: String, free: u64, needed: u64 },
     /// The new program does not run on the Mac.
     #[error("the new {program} does not run: {message}; the old one is untouched")]
     Broken { program: String, message: String },
@@ -92,6 +109,20 @@ pub(crate) enum PartError {
         "{what} needs the password of {user}; give it with --password-stdin, or run `tart-provider host prepare`"
     )]
     NoPassword { what: &'static str, user: String },
+    /// A key or token is needed.
+    #[error("{what} needs {secret}; give it with {flag}")]
+    NoSecret { what: &'static str, secret: &'static str, flag: &'static str },
+    /// The Mac does not join the tailnet.
+    #[error("tailscale does not join the tailnet: {message}")]
+    Tailnet { message: String },
+    /// The connection would cut itself.
+    #[error(
+        "{what} would cut this connection, which runs through the tailnet itself; run this by another address of the Mac"
+    )]
+    OverTailnet { what: String },
+    /// The runner does not run.
+    #[error("the Actions runner {label} does not run: {message}")]
+    Runner { label: String, message: String },
     /// The password is wrong.
     #[error(
         "the password of {user} is wrong; it was tried once, since macOS locks accounts after a few wrong ones"
@@ -118,6 +149,9 @@ impl Part {
             Self::Bundle(part) => part.check(mac).await,
             Self::Job(part) => part.check(mac).await,
             Self::VmFirewall(part) => part.check(mac).await,
+            Self::Tailnet(part) => part.check(mac).await,
+            Self::ActionsRunner(part) => part.check(mac).await,
+            Self::ActionsRunnerRemoved(part) => part.check(mac).await,
         }
     }
 
@@ -134,6 +168,9 @@ impl Part {
             Self::Bundle(part) => part.apply(mac).await,
             Self::Job(part) => part.apply(mac).await,
             Self::VmFirewall(part) => part.apply(mac).await,
+            Self::Tailnet(part) => part.apply(mac, inputs).await,
+            Self::ActionsRunner(part) => part.apply(mac, inputs).await,
+            Self::ActionsRunnerRemoved(part) => part.apply(mac).await,
         }
     }
 }
@@ -165,9 +202,34 @@ async fn sha256<R: Remote>(mac: &R, path: &str) -> Result<Option<String>, PartEr
     Ok(output.stdout.split_whitespace().next().map(str::to_owned))
 }
 
+/// What the Mac needs beside the files themselves: a disk that is filled to its last block keeps the agent that runs from its records.
+const DISK_RESERVE: u64 = 64 << 20;
+
+/// Refuses to copy a file for which the Mac has no room. `bytes` is all that the file will take at a time.
+async fn ensure_room<R: Remote>(mac: &R, directory: &str, bytes: u64) -> Result<(), PartError> {
+    let output = run(mac, &["/bin/df", "-k", directory]).await?;
+    // A Mac whose answer is not understood is no full one: the copy itself fails where there is no room.
+    let Some(free) = free_bytes(&output.stdout) else { return Ok(()) };
+    let needed = bytes + DISK_RESERVE;
+    if free >= needed {
+        return Ok(());
+    }
+    Err(PartError::DiskFull {
+        path: directory.to_owned(),
+        free: free / 1_000_000,
+        needed: needed.div_ceil(1_000_000),
+    })
+}
+
+/// The free bytes in what `df -k` prints: the fourth word of its last line.
+fn free_bytes(printed: &str) -> Option<u64> {
+    let kibibytes: u64 = printed.lines().last()?.split_whitespace().nth(3)?.parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
 /// What the provider has noted under a name.
 async fn noted<R: Remote>(mac: &R, name: &str) -> Result<Option<String>, PartError> {
-    let note = mac.read_file(&format!("{NOTES}/{name}")).await?;
+    let note = mac.read_file(&note_path(name)).await?;
     Ok(note.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
 }
 
@@ -175,10 +237,30 @@ async fn noted<R: Remote>(mac: &R, name: &str) -> Result<Option<String>, PartErr
 async fn note<R: Remote>(mac: &R, name: &str, text: &str) -> Result<(), PartError> {
     make_directory(mac, NOTES).await?;
     let access = launchd::Access::root(0o644);
-    Ok(mac.write_file(&format!("{NOTES}/{name}"), format!("{text}\n").as_bytes(), &access).await?)
+    Ok(mac.write_file(&note_path(name), format!("{text}\n").as_bytes(), &access).await?)
+}
+
+/// The file of a note.
+fn note_path(name: &str) -> String {
+    format!("{NOTES}/{name}")
 }
 
 /// Makes a directory of root, and those above it.
 async fn make_directory<R: Remote>(mac: &R, path: &str) -> Result<(), PartError> {
     run(mac, &["/bin/mkdir", "-p", "-m", "755", path]).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_disk_is_read_as_macos_prints_it() {
+        let printed = "Filesystem   1024-blocks      Used Available Capacity iused      ifree %iused  Mounted on\n\
+                       /dev/disk3s5   971350180 342016812 600214916    37%  3058264 6002149160    0%   /System/Volumes/Data\n";
+        assert_eq!(free_bytes(printed), Some(600_214_916 << 10));
+        for text in ["", "df: x: No such file or directory\n"] {
+            assert_eq!(free_bytes(text), None, "{text}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Call, Fault, FaultError, duration};
+use super::{Call, Fault, FaultError, NthCall, duration};
 use crate::settings::{HostDirectory, SIMULATOR};
 
 /// The directory in which a test switches faults on and the simulator looks them up.
@@ -75,6 +75,22 @@ impl FaultDirectory {
     pub fn hits_call(&self, fault: Fault, words: &[String]) -> Result<bool, FaultError> {
         let parameter = self.parameter(fault)?.unwrap_or_default();
         Ok(parameter.lines().filter_map(Call::parse).any(|call| call.is(words)))
+    }
+
+    /// Counts a call, and says whether it is the one at which the fault happens. The fault is off then.
+    pub fn counts_down_to(&self, fault: Fault, words: &[String]) -> Result<bool, FaultError> {
+        let parameter = self.parameter(fault)?;
+        let Some(NthCall { number, text }) = parameter.as_deref().and_then(NthCall::parse) else {
+            return Ok(false);
+        };
+        if !Call::parse(&text).is_some_and(|call| call.is(words)) {
+            return Ok(false);
+        }
+        if number > 1 {
+            self.switch_on(fault, &format!("{} {text}", number - 1))?;
+            return Ok(false);
+        }
+        self.switch_off(fault)
     }
 
     /// The duration that a fault has; `None` if the fault is off.

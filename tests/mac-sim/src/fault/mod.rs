@@ -8,7 +8,7 @@ mod parameter;
 mod table;
 
 pub use directory::FaultDirectory;
-pub use parameter::{Call, duration};
+pub use parameter::{Call, NthCall, duration};
 pub use table::Fault;
 
 use std::io;

@@ -12,6 +12,8 @@ pub(super) enum Parameter {
     Labels,
     /// One [`Call`] a line.
     Calls,
+    /// See [`NthCall`].
+    NthCall,
     /// See [`duration`].
     Duration,
     /// One of these words.
@@ -27,6 +29,7 @@ impl Parameter {
             Self::Nothing => text.is_empty(),
             Self::Labels => true,
             Self::Calls => !text.is_empty() && text.lines().all(|line| Call::parse(line).is_some()),
+            Self::NthCall => NthCall::parse(text).is_some(),
             Self::Duration => duration(text).is_some(),
             Self::Word(words) => words.contains(&text),
             Self::Version => !text.is_empty() && text.split('.').all(|part| part.parse::<u16>().is_ok()),
@@ -41,6 +44,7 @@ impl fmt::Display for Parameter {
             Self::Nothing => f.write_str("nothing"),
             Self::Labels => f.write_str("labels of jobs; none for all"),
             Self::Calls => f.write_str("calls, one a line"),
+            Self::NthCall => f.write_str("a number and a call, such as `3 sudo`"),
             Self::Duration => f.write_str("a duration"),
             Self::Word(words) => write!(f, "`{}`", words.join("`, `")),
             Self::Version => f.write_str("a version such as `26.6.2`"),
@@ -65,6 +69,25 @@ impl Call {
     }
 }
 
+/// One of the calls to come, such as `3 sudo`: the third call of `sudo` from now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NthCall {
+    /// Which of them; the next one is 1.
+    pub number: u32,
+    /// How it begins, as in the fault's file.
+    pub text: String,
+}
+
+impl NthCall {
+    /// Reads a number and a [`Call`].
+    pub fn parse(text: &str) -> Option<Self> {
+        let (number, text) = text.split_once(' ')?;
+        let number = number.parse().ok().filter(|number| *number > 0)?;
+        (text.lines().count() == 1 && Call::parse(text).is_some())
+            .then(|| Self { number, text: text.to_owned() })
+    }
+}
+
 /// Reads `20ms`, `1.5s` or plain seconds.
 pub fn duration(text: &str) -> Option<Duration> {
     let (number, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
@@ -85,6 +108,8 @@ mod tests {
             (Parameter::Nothing, "", "yes"),
             (Parameter::Calls, "launchctl bootstrap\nsudo", ""),
             (Parameter::Calls, "codesign", "/usr/bin/codesign"),
+            (Parameter::NthCall, "3 sudo -n", "0 sudo"),
+            (Parameter::NthCall, "1 codesign", "codesign"),
             (Parameter::Duration, "1.5s", "soon"),
             (Parameter::Word(&["old", "new"]), "old", "older"),
             (Parameter::Version, "26.6.2", "Tahoe"),

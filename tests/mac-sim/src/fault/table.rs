@@ -90,6 +90,8 @@ faults! {
             "the Mac restarts when one of these calls is made, before the call does anything; the file is removed then"
         CutAt "cut-at" (Parameter::Calls)
             "all SSH connections end when one of these calls is made; the call goes on, and the file is removed"
+        CutAtNth "cut-at-nth" (Parameter::NthCall)
+            "all SSH connections end at that one of the calls to come; the call goes on, and the file is removed"
         Fail "fail" (Parameter::Calls)
             "these calls do nothing and end with exit code 1"
     }

@@ -98,6 +98,12 @@ fn install_setuid(place: &Path) -> io::Result<()> {
     fs::set_permissions(&copy, Permissions::from_mode(0o4755))
 }
 
+/// Puts memory that only this boot sees at a place.
+pub(super) fn mount_memory(place: &Path) -> io::Result<()> {
+    fs::create_dir_all(place)?;
+    mount_at(Some("memory".as_ref()), place, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))
+}
+
 /// The few devices that programs need, and terminals of the Mac's own.
 fn mount_devices(dev: &Path) -> io::Result<()> {
     mount_at(Some("dev".as_ref()), dev, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))?;

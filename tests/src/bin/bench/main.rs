@@ -3,6 +3,7 @@
 mod figure;
 mod idle;
 mod pods;
+mod rollout;
 
 use std::process::ExitCode;
 
@@ -38,6 +39,12 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let mut report = Report::new(only)?;
     report.add(Figure::BINARY_SIZE, async || idle::binary_size()).await?;
 
+    if report.wants(&[Figure::ROLLOUT_PEAK, Figure::ROLLOUT_GROWTH]) {
+        rollout(&mut report).await?;
+    }
+    if report.is_only(&[Figure::BINARY_SIZE, Figure::ROLLOUT_PEAK, Figure::ROLLOUT_GROWTH]) {
+        return report.finish();
+    }
     let sandbox = Sandbox::new()?;
     let control_plane = ControlPlane::builder().start(&sandbox).await?;
     let mac = Mac::new(&sandbox)?;
@@ -70,4 +77,16 @@ async fn bench(only: Option<&str>) -> Result<bool> {
         report.add(Figure::RESTART_TO_ADOPTED, adopted).await?;
     }
     report.finish()
+}
+
+/// Rolls a fleet of simulated Macs, which need root on Linux.
+async fn rollout(report: &mut Report) -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let Some(fleet) = Box::pin(rollout::Fleet::start(&sandbox)).await? else {
+        report.leave_out(Figure::ROLLOUT_PEAK, "a simulated Mac needs root on Linux")?;
+        return report.leave_out(Figure::ROLLOUT_GROWTH, "a simulated Mac needs root on Linux");
+    };
+    let peaks = Box::pin(fleet.peaks()).await?;
+    report.add(Figure::ROLLOUT_PEAK, async || Ok(peaks.all)).await?;
+    report.add(Figure::ROLLOUT_GROWTH, async || Ok(peaks.all - peaks.few)).await
 }

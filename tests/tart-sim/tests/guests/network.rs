@@ -90,7 +90,7 @@ fn a_guest_reaches_the_mac_from_its_own_address() {
 #[test]
 fn a_guests_network_ends_with_it_and_comes_back_with_a_reboot() {
     let Some(mac) = mac() else { return };
-    let mut a = mac.boot("a");
+    let a = mac.boot("a");
     let guest = address(&mac, "a");
     assert!(wire(guest).exists());
     mac.sh("a", "touch /tmp/before; sudo reboot");

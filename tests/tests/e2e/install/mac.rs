@@ -1,16 +1,17 @@
 //! `join` and `leave` on a whole simulated Mac: launchd runs the shipped agent, and the Node is Ready.
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
-use serde_json::Value;
+use kube::api::PostParams;
+use serde_json::{Value, json};
 use tart_kubelet_tests::control_plane::{ControlPlane, JoinCommand};
 use tart_kubelet_tests::mac_host::{MacHost, Outcome};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
-use tart_kubelet_tests::wait::eventually;
+use tart_kubelet_tests::wait::{eventually, until, until_gone};
 
-use crate::scene::DEADLINE;
+use crate::scene::{DEADLINE, IMAGE};
 
 /// A Mac with the agent's program in its user's home, as a download leaves it, and `sudo` without a password.
 async fn start(sandbox: &Sandbox) -> Result<Option<MacHost>> {
@@ -56,6 +57,23 @@ async fn join(mac: &MacHost, node: &str, join: &JoinCommand) -> Result<Outcome> 
          --node-name={node} --metrics-bind-address=127.0.0.1:0 --port=0 --eviction-hard= --timeout=90s"
     );
     mac.ssh_with_input(&script, token.as_bytes()).await
+}
+
+/// A Pod that ends when it is asked to.
+fn waiting_pod(node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "waits"},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 20,
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "tolerations": [{"key": "tuist.dev/macos", "operator": "Exists"}],
+            "containers": [{
+                "name": "main", "image": IMAGE,
+                "command": ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.1; done"],
+            }],
+        },
+    })
 }
 
 /// The exit code and all that was said.
@@ -128,8 +146,23 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
         "{status}"
     );
 
+    // A VM runs on, unless the Node is drained.
+    mac.add_image(IMAGE, &json!({}))?;
+    let namespace = control_plane.namespace("leave").await?;
+    let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, &namespace);
+    pods.create(&PostParams::default(), &serde_json::from_value(waiting_pod(&node))?).await?;
+    let is_running = |pod: &Pod| pod.status.as_ref().is_some_and(|is| is.phase.as_deref() == Some("Running"));
+    until(&pods, "waits", "Running", DEADLINE, is_running).await?;
+    let refused = mac.ssh("sudo -n ./tart-kubelet leave").await?;
+    ensure!(refused.code() == 2 && refused.stderr.contains("still run here"), "{}", said(&refused));
+    ensure!(refused.stderr.contains("leave --drain"), "{}", said(&refused));
+    ensure!(mac.ssh(print).await?.code() == 0, "the agent has ended");
+
     let left = mac.ssh("sudo -n ./tart-kubelet leave --drain").await?;
     ensure!(left.code() == 0 && left.stdout.contains("this Mac has left"), "{}", said(&left));
+    until_gone(&pods, "waits", DEADLINE).await?;
+    let processes = mac.ssh("ps -axo command=").await?.ok()?;
+    ensure!(!processes.contains("tart run") && !processes.contains("shim"), "a VM runs on:\n{processes}");
     ensure!(nodes.get(&node).await?.spec.is_some_and(|spec| spec.unschedulable == Some(true)));
     ensure!(mac.ssh(print).await?.code() == 113);
     let rest = mac
@@ -168,6 +201,8 @@ async fn a_mac_that_cannot_join_says_what_to_do_and_is_left_as_it_was() -> Resul
         )
         .await?;
     ensure!(user.code() == 2 && user.stderr.contains("with sudo"), "{}", said(&user));
+    let late = join(&mac, "mac-never", &control_plane.expired_join_command().await?).await?;
+    ensure!(late.code() == 2 && late.stderr.contains("it may have expired"), "{}", said(&late));
     // The login window is shown.
     let nobody = join(&mac, "mac-never", &command).await?;
     ensure!(nobody.code() == 2 && nobody.stderr.contains("no user is logged in"), "{}", said(&nobody));

@@ -53,9 +53,11 @@ pub(super) fn prepare() -> io::Result<Booted> {
     Ok(Booted { settings, listener })
 }
 
-/// A boot forgets the rules and references of the packet filter, and loads the stock rules.
+/// Loads the stock rules of the packet filter. Its state is the kernel's, in memory: a boot forgets it, and a full disk does not touch it.
 fn load_packet_filter() {
-    let _ = fs::remove_dir_all(Path::new(TART_HOST).join("pf"));
+    if let Err(error) = root::mount_memory(&Path::new(TART_HOST).join("pf")) {
+        log(&format!("pf: {error}"));
+    }
     let program = Path::new("/sbin/pfctl");
     if !program.exists() {
         return;

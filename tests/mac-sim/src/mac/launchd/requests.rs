@@ -101,6 +101,9 @@ impl Launchd {
     /// A simulated program is about to run: a fault may restart the Mac, or cut the connections.
     fn called(&mut self, words: &[String]) -> Answered {
         self.faults.check().map_err(|error| refuse(&error))?;
+        if self.faults.counts_down_to(Fault::CutAtNth, words).map_err(|error| refuse(&error))? {
+            self.cut_connections();
+        }
         for fault in [Fault::CutAt, Fault::RebootAt] {
             if self.faults.hits_call(fault, words).map_err(|error| refuse(&error))? {
                 self.faults.switch_off(fault).map_err(|error| refuse(&error))?;

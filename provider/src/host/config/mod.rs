@@ -1,5 +1,12 @@
 //! What a Mac should be like: one value that renders, hashes and pushes everything.
 
+mod node_exporter;
+mod settings;
+mod tailscale;
+
+pub(crate) use node_exporter::NodeExporter;
+pub(crate) use tailscale::Tailscale;
+
 use std::time::Duration;
 
 use launchd::{
@@ -11,8 +18,8 @@ use serde::Serialize;
 use super::Secret;
 use super::firewall::FirewallConfig;
 use super::part::{
-    AutoLogin, Binary, Bundle, Contents, Directory, File, JobPart, Part, Reading, Removed, Setting,
-    SettingOf, Sudo, VmFirewall,
+    ActionsRunnerPart, ActionsRunnerRemoved, AutoLogin, Binary, Bundle, Contents, Directory, File, JobPart,
+    Part, Sudo, VmFirewall,
 };
 use super::step::Step;
 use crate::artifact::{Artifact, Sha256Hash};
@@ -20,12 +27,6 @@ use crate::artifact::{Artifact, Sha256Hash};
 const PROGRAMS: &str = "/usr/local/bin";
 const AGENT_DIRECTORY: &str = "/etc/tart-kubelet";
 const BOOTSTRAP_KUBECONFIG: &str = "/etc/tart-kubelet/bootstrap-kubeconfig";
-const NODE_EXPORTER_LABEL: &str = "dev.tuist.node-exporter";
-const NODE_EXPORTER_PLIST: &str = "/Library/LaunchDaemons/dev.tuist.node-exporter.plist";
-const NODE_EXPORTER_LOG: &str = "/var/log/tart-node-exporter.log";
-/// What `node_exporter` can measure on macOS without a C library of its own.
-const COLLECTORS: [&str; 9] =
-    ["cpu", "diskstats", "filesystem", "loadavg", "meminfo", "netdev", "os", "time", "uname"];
 
 const SHORT: Duration = Duration::from_mins(5);
 const LONG: Duration = Duration::from_mins(20);
@@ -51,6 +52,21 @@ pub(crate) struct HostConfig {
     pub(crate) dhcp_lease_seconds: u32,
     /// The exporter of the Mac's metrics.
     pub(crate) node_exporter: Option<NodeExporter>,
+    /// The Mac's place in a tailnet.
+    pub(crate) tailscale: Option<Tailscale>,
+    /// The runner of GitHub Actions. A Mac with one is a builder.
+    pub(crate) actions_runner: Option<ActionsRunner>,
+}
+
+/// A runner of GitHub Actions.
+#[derive(Debug, Clone)]
+pub(crate) struct ActionsRunner {
+    /// The archive of the runner for macOS.
+    pub(crate) archive: Artifact,
+    /// The organization or repository that it works for.
+    pub(crate) url: String,
+    /// Its labels beside those that GitHub gives it.
+    pub(crate) labels: Vec<String>,
 }
 
 /// How the agent joins the cluster.
@@ -85,19 +101,11 @@ pub(crate) struct AgentSettings {
     pub(crate) node_labels: Option<String>,
     /// `--max-pods`.
     pub(crate) max_pods: Option<u32>,
-    /// Whether people or programs make VMs on this Mac themselves, as on a builder: the agent collects none then.
+    /// Whether people or programs make VMs on this Mac themselves, as on a builder: the agent collects none then. A Mac with an Actions runner
+    /// is a builder in any case.
     pub(crate) is_builder: bool,
     /// Any others.
     pub(crate) further: Vec<String>,
-}
-
-/// The exporter of a Mac's metrics.
-#[derive(Debug, Clone)]
-pub(crate) struct NodeExporter {
-    /// Its program.
-    pub(crate) program: Artifact,
-    /// Where it listens.
-    pub(crate) listen: String,
 }
 
 /// The steps that need the password of the user: passwordless sudo and auto-login.
@@ -124,10 +132,10 @@ impl HostConfig {
     pub(crate) fn steps(&self) -> Vec<Step> {
         let mut steps = prepare_steps(&self.user);
         steps.extend([
-            step("no sleep", no_sleep()),
-            step("host name", self.host_name()),
-            step("addresses for VMs", vec![self.dhcp_lease_time()]),
-            step("local network", local_network()),
+            step("no sleep", settings::no_sleep()),
+            step("host name", settings::host_name(&self.node_name)),
+            step("addresses for VMs", vec![settings::dhcp_lease_time(self.dhcp_lease_seconds)]),
+            step("local network", settings::local_network()),
         ]);
         // No VM may start without it.
         let firewall = vec![Part::VmFirewall(VmFirewall::of(&self.firewall))];
@@ -135,6 +143,9 @@ impl HostConfig {
         if let Some(parts) = self.tart() {
             steps.push(Step { deadline: LONG, ..step("tart", parts) });
         }
+        // The agent's address may be that of the tailnet.
+        let tailnet = tailscale::parts(self.tailscale.as_ref(), &self.node_name);
+        steps.push(Step { deadline: LONG, ..step("tailscale", tailnet) });
         steps.extend([
             Step { is_required: true, ..step("agent's files", self.agent_files()) },
             Step {
@@ -143,9 +154,13 @@ impl HostConfig {
                 ..step("agent's binary", vec![Part::Binary(self.binary())])
             },
             step("agent", vec![Part::Job(self.agent_job())]),
-            // Last, so that it holds nothing up.
-            Step { deadline: LONG, ..step("node_exporter", self.node_exporter()) },
         ]);
+        // The last ones hold nothing up. A runner that others have installed on a builder stays.
+        if self.actions_runner.is_some() || !self.is_builder() {
+            steps.push(Step { deadline: LONG, ..step("Actions runner", vec![self.runner()]) });
+        }
+        let node_exporter = node_exporter::parts(self.node_exporter.as_ref());
+        steps.push(Step { deadline: LONG, ..step("node_exporter", node_exporter) });
         steps
     }
 
@@ -156,52 +171,6 @@ impl HostConfig {
 
     fn owner(&self) -> Owner {
         Owner::User(self.user.clone())
-    }
-
-    fn host_name(&self) -> Vec<Part> {
-        // A name in the local network is one label.
-        let local = self.node_name.replace('.', "-");
-        let names = [
-            ("HostName", self.node_name.clone(), "host name"),
-            ("LocalHostName", local, "name in the local network"),
-            ("ComputerName", self.node_name.clone(), "name that people see"),
-        ];
-        let setting = |(key, wanted, what): (&str, String, &'static str)| {
-            Part::Setting(Setting {
-                what,
-                of: SettingOf::Mac,
-                read: argv(&["/usr/sbin/scutil", "--get", key]),
-                reading: Reading::Whole,
-                write: argv(&["/usr/sbin/scutil", "--set", key, &wanted]),
-                wanted,
-            })
-        };
-        names.into_iter().map(setting).collect()
-    }
-
-    /// macOS lends addresses for a day unless it is told otherwise, and has about 250 of them.
-    fn dhcp_lease_time(&self) -> Part {
-        const DOMAIN: &str =
-            "/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist";
-        let seconds = self.dhcp_lease_seconds.to_string();
-        Part::Setting(Setting {
-            what: "seconds for which macOS lends an address to a VM",
-            of: SettingOf::Mac,
-            read: argv(&["/usr/bin/defaults", "read", DOMAIN, "bootpd"]),
-            reading: Reading::Key("DHCPLeaseTimeSecs"),
-            // Whatever else is set for bootpd stays.
-            write: argv(&[
-                "/usr/bin/defaults",
-                "write",
-                DOMAIN,
-                "bootpd",
-                "-dict-add",
-                "DHCPLeaseTimeSecs",
-                "-int",
-                &seconds,
-            ]),
-            wanted: seconds,
-        })
     }
 
     fn bundle(archive: &Artifact, version: &str) -> Bundle {
@@ -261,7 +230,7 @@ impl HostConfig {
 
     fn binary(&self) -> Binary {
         let name = AGENT_BINARY.rsplit('/').next().unwrap_or(AGENT_BINARY).to_owned();
-        Binary { name, directory: PROGRAMS.to_owned(), artifact: self.agent.clone() }
+        Binary { name, directory: PROGRAMS.to_owned(), artifact: self.agent.clone(), has_job: true }
     }
 
     fn agent_job(&self) -> JobPart {
@@ -276,7 +245,27 @@ impl HostConfig {
             plist: AGENT_PLIST.to_owned(),
             restart_for: hash(&(self.agent.sha256(), credential)),
             previous: Some(binary.previous()),
+            carries_tailnet: false,
         }
+    }
+
+    fn runner(&self) -> Part {
+        let user = self.user.clone();
+        match &self.actions_runner {
+            None => Part::ActionsRunnerRemoved(ActionsRunnerRemoved { user }),
+            Some(ActionsRunner { archive, url, labels }) => Part::ActionsRunner(ActionsRunnerPart {
+                user,
+                archive: archive.clone(),
+                url: url.clone(),
+                name: self.node_name.clone(),
+                labels: labels.clone(),
+            }),
+        }
+    }
+
+    /// Whether people or programs make VMs on this Mac themselves.
+    fn is_builder(&self) -> bool {
+        self.settings.is_builder || self.actions_runner.is_some()
     }
 
     fn agent_flags(&self) -> Vec<String> {
@@ -293,42 +282,20 @@ impl HostConfig {
         flags.extend(settings.provider_id.as_ref().map(|id| format!("--provider-id={id}")));
         flags.extend(settings.node_labels.as_ref().map(|labels| format!("--node-labels={labels}")));
         flags.extend(settings.max_pods.map(|max| format!("--max-pods={max}")));
-        if settings.is_builder {
+        if self.tailscale.is_some() {
+            flags.push("--node-ip-source=tailscale".to_owned());
+        }
+        if self.is_builder() {
             flags.push("--disable-vm-gc".to_owned());
         }
         flags.extend(settings.further.iter().cloned());
         flags
     }
-
-    fn node_exporter(&self) -> Vec<Part> {
-        let label = node_exporter_label();
-        let Some(NodeExporter { program, listen }) = &self.node_exporter else {
-            let files = [NODE_EXPORTER_PLIST, "/usr/local/bin/node_exporter", NODE_EXPORTER_LOG]
-                .map(str::to_owned)
-                .to_vec();
-            return vec![Part::Removed(Removed { label, files })];
-        };
-        let binary = Binary {
-            name: "node_exporter".to_owned(),
-            directory: PROGRAMS.to_owned(),
-            artifact: program.clone(),
-        };
-        let collectors = COLLECTORS.iter().map(|name| format!("--collector.{name}"));
-        let flags = [format!("--web.listen-address={listen}"), "--collector.disable-defaults".to_owned()];
-        let arguments = std::iter::once(binary.path()).chain(flags).chain(collectors).collect();
-        let job = JobPart {
-            job: daemon(label, arguments, NODE_EXPORTER_LOG),
-            plist: NODE_EXPORTER_PLIST.to_owned(),
-            restart_for: program.sha256().clone(),
-            previous: Some(binary.previous()),
-        };
-        vec![Part::Binary(binary), Part::Job(job)]
-    }
 }
 
-fn node_exporter_label() -> Label {
-    #[expect(clippy::expect_used, reason = "the constant is a label, and every test of the steps says so")]
-    NODE_EXPORTER_LABEL.parse().expect("a label")
+fn label(text: &str) -> Label {
+    #[expect(clippy::expect_used, reason = "the constants are labels, and every test of the steps says so")]
+    text.parse().expect("a label")
 }
 
 /// A job of root that launchd keeps running.
@@ -351,81 +318,6 @@ fn daemon(label: Label, program_arguments: Vec<String>, log: &str) -> Job {
         hard_resource_limits: None,
         umask: Some(0o022),
     }
-}
-
-/// A Mac that sleeps, locks its screen or logs its user out runs no VMs.
-fn no_sleep() -> Vec<Part> {
-    let power = |key: &'static str, what, wanted: &str| {
-        Part::Setting(Setting {
-            what,
-            of: SettingOf::Mac,
-            read: argv(&["/usr/bin/pmset", "-g"]),
-            reading: Reading::Word(key),
-            wanted: wanted.to_owned(),
-            write: argv(&["/usr/bin/pmset", "-a", key, wanted]),
-        })
-    };
-    let preference = |of, what, host: &[&str], domain: &str, key: &str| {
-        let command = |verb, value: &[&str]| {
-            argv(&[&["/usr/bin/defaults"][..], host, &[verb, domain, key], value].concat())
-        };
-        Part::Setting(Setting {
-            what,
-            of,
-            read: command("read", &[]),
-            reading: Reading::Whole,
-            wanted: "0".to_owned(),
-            write: command("write", &["-int", "0"]),
-        })
-    };
-    let screensaver = "com.apple.screensaver";
-    let global = "/Library/Preferences/.GlobalPreferences";
-    vec![
-        power("sleep", "minutes until the Mac sleeps", "0"),
-        power("displaysleep", "minutes until the screen sleeps", "0"),
-        power("disksleep", "minutes until the disk sleeps", "0"),
-        power("autorestart", "restart after a power failure", "1"),
-        preference(
-            SettingOf::User,
-            "seconds until the screen saver",
-            &["-currentHost"],
-            screensaver,
-            "idleTime",
-        ),
-        preference(SettingOf::User, "password after the screen saver", &[], screensaver, "askForPassword"),
-        preference(
-            SettingOf::Mac,
-            "seconds until the user is logged out",
-            &[],
-            global,
-            "com.apple.autologout.AutoLogOutDelay",
-        ),
-    ]
-}
-
-/// Private addresses that programs may reach without asking at the screen. It takes effect at the next boot; the agent itself, a daemon, needs
-/// none of it.
-fn local_network() -> Vec<Part> {
-    const DOMAIN: &str = "com.apple.network.local-network";
-    const PRIVATE: [&str; 3] = ["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"];
-    let keys = [
-        (
-            "AllowedEthernetLocalNetworkAddresses",
-            "private addresses that programs reach by Ethernet without asking",
-        ),
-        ("AllowedWiFiLocalNetworkAddresses", "private addresses that programs reach by Wi-Fi without asking"),
-    ];
-    let setting = |(key, what): (&str, &'static str)| {
-        Part::Setting(Setting {
-            what,
-            of: SettingOf::Mac,
-            read: argv(&["/usr/bin/defaults", "read", DOMAIN, key]),
-            reading: Reading::Elements,
-            wanted: PRIVATE.join(" "),
-            write: argv(&[&["/usr/bin/defaults", "write", DOMAIN, key, "-array"][..], &PRIVATE].concat()),
-        })
-    };
-    keys.into_iter().map(setting).collect()
 }
 
 fn argv(words: &[&str]) -> Vec<String> {

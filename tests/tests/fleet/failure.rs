@@ -1,0 +1,147 @@
+//! Rolls that go wrong on the Mac's side. Each ends with a word about it and an agent that runs, the Mac still differs, and the next roll heals it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::disk::SmallDisk;
+use tart_kubelet_tests::mac_host::{Fault, MacHost};
+
+use super::scene::{BINARY, LABEL, PLIST, Scene};
+
+/// A roll of this Mac finds something to do.
+async fn still_differs(scene: &Scene, agent: &Path, flags: &[&str]) -> Result<()> {
+    let plan = scene.host("plan", agent, flags).await?.ok()?;
+    ensure!(plan.contains("would change the Mac"), "{plan}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_bootout_that_takes_its_time_is_waited_for() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-bootout").await? else { return Ok(()) };
+    // The label stays after the process is gone, and launchd has three ways to say so.
+    for (code, flag) in [("5", "--max-pods=1"), ("17", "--max-pods=3"), ("37", "--max-pods=4")] {
+        scene.mac.set_fault(Fault::SlowBootout, "3s")?;
+        scene.mac.set_fault(Fault::LoadedCode, code)?;
+        let pid = scene.pid().await?;
+        scene.host("roll", scene.agent(), &[flag]).await?.ok()?;
+        ensure!(scene.pid().await? != pid, "{code}: the old process still runs");
+    }
+    scene.until_ready().await?;
+
+    // It never ends, as far as a roll can wait.
+    scene.mac.set_fault(Fault::SlowBootout, "600s")?;
+    let failed = scene.host("roll", scene.agent(), &["--max-pods=1"]).await?.failed()?;
+    ensure!(failed.contains("the old job does not end"), "{failed}");
+    still_differs(&scene, scene.agent(), &["--max-pods=1"]).await?;
+    scene.mac.clear_fault(Fault::SlowBootout)?;
+    scene.mac.reboot().await?;
+    scene.host("roll", scene.agent(), &["--max-pods=1"]).await?.ok()?;
+    scene.until_ready().await.map(drop)
+}
+
+#[tokio::test]
+async fn a_job_that_launchd_does_not_start_is_kicked_and_one_that_it_denies_is_told() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-spawn").await? else { return Ok(()) };
+    scene.mac.set_fault(Fault::NeverSpawn, LABEL)?;
+    let pid = scene.pid().await?;
+    scene.host("roll", scene.agent(), &["--max-pods=1"]).await?.ok()?;
+    ensure!(scene.pid().await? != pid, "the old process still runs");
+    scene.mac.clear_fault(Fault::NeverSpawn)?;
+
+    scene.mac.set_fault(Fault::BtmDeny, LABEL)?;
+    let failed = scene.host("roll", scene.agent(), &["--max-pods=3"]).await?.failed()?;
+    ensure!(failed.contains("Background Task Management") && failed.contains("Login Items"), "{failed}");
+    still_differs(&scene, scene.agent(), &["--max-pods=3"]).await?;
+    scene.mac.clear_fault(Fault::BtmDeny)?;
+    scene.host("roll", scene.agent(), &["--max-pods=3"]).await?.ok()?;
+    scene.until_ready().await.map(drop)
+}
+
+#[tokio::test]
+async fn a_full_disk_leaves_the_agent_that_runs_and_is_told() -> Result<()> {
+    let builder = MacHost::new(ControlPlane::shared().await?.sandbox())?;
+    let Some(disk) = SmallDisk::mount(&builder.disk(), 1 << 30)? else { return Ok(()) };
+    let Some(scene) = Scene::with_mac("fleet-disk", builder).await? else { return Ok(()) };
+    scene.apply().await?;
+    let before = (scene.pid().await?, scene.inode(BINARY)?, scene.inode(PLIST)?);
+    let other = scene.other_agent();
+
+    // There is room for the binary, but none for the copy that codesign makes of it.
+    disk.fill_but(other.metadata()?.len() + (1 << 20))?;
+    let failed = scene.host("roll", other, &[]).await?.failed()?;
+    ensure!(failed.contains("MB of free disk") && failed.contains("skipped  agent\n"), "{failed}");
+    assert_eq!((scene.pid().await?, scene.inode(BINARY)?, scene.inode(PLIST)?), before);
+    still_differs(&scene, other, &[]).await?;
+
+    // Not even a property list finds room.
+    disk.fill_up()?;
+    let failed = scene.host("roll", scene.agent(), &["--max-pods=1"]).await?.failed()?;
+    ensure!(failed.contains("cannot write") && failed.contains("No space left on device"), "{failed}");
+    assert_eq!((scene.pid().await?, scene.inode(BINARY)?, scene.inode(PLIST)?), before);
+    still_differs(&scene, scene.agent(), &["--max-pods=1"]).await?;
+
+    disk.fill(0)?;
+    scene.host("roll", other, &["--max-pods=1"]).await?.ok()?;
+    ensure!(scene.pid().await? != before.0, "the old process still runs");
+    scene.until_ready().await.map(drop)
+}
+
+#[tokio::test]
+async fn a_mac_that_restarts_in_the_middle_of_a_roll_has_an_agent_and_the_next_roll_goes_on() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-reboot").await? else { return Ok(()) };
+    let other = scene.other_agent();
+    let label = format!("system/{LABEL}");
+    for (call, flag) in [
+        ("codesign".to_owned(), "--max-pods=1"),
+        (format!("launchctl bootout {label}"), "--max-pods=3"),
+        (format!("launchctl bootstrap system {PLIST}"), "--max-pods=4"),
+        (format!("launchctl print {label}"), "--max-pods=5"),
+    ] {
+        scene.mac.set_fault(Fault::RebootAt, &call)?;
+        let failed = scene.host("roll", other, &[flag]).await?.failed()?;
+        ensure!(failed.contains("not done: "), "{call}: {failed}");
+        scene.mac.wait_for_boot().await?;
+        // launchd starts what it finds, the old definition or the new one.
+        scene.until_ready().await.with_context(|| format!("no agent after {call}"))?;
+        if call == "codesign" {
+            // The new definition was written before the other calls, and a boot loads it.
+            still_differs(&scene, other, &[flag]).await.with_context(|| call.clone())?;
+        }
+        scene.host("roll", other, &[flag]).await?.ok().with_context(|| call.clone())?;
+    }
+    scene.until_ready().await?;
+    let again = scene.host("roll", other, &["--max-pods=5"]).await?.ok()?;
+    ensure!(again.contains("nothing to change"), "{again}");
+    Ok(())
+}
+
+/// Every call of a roll is the last one of a connection. Each run begins with what the one before has left.
+#[tokio::test]
+async fn a_connection_that_is_cut_at_every_call_leaves_an_agent_and_the_next_roll_goes_on() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-every-cut").await? else { return Ok(()) };
+    let other = scene.other_agent();
+    let first = scene.pid().await?;
+    let mut cuts = 0;
+    for call in 1.. {
+        scene.mac.set_fault(Fault::CutAtNth, &format!("{call} sudo"))?;
+        let said = scene.host("roll", other, &["--max-pods=1"]).await?;
+        if said.status.success() {
+            break;
+        }
+        cuts += 1;
+        let said = said.failed()?;
+        ensure!(
+            said.contains("not done: ") || said.contains("was cut") || said.contains("failed"),
+            "{call}: {said}"
+        );
+        // One step tells of it, and the rest is not tried.
+        ensure!(said.matches("\n  failed ").count() <= 1, "{call}: {said}");
+    }
+    scene.mac.clear_fault(Fault::CutAtNth)?;
+    ensure!(cuts > 30, "a roll has only {cuts} calls");
+    ensure!(scene.pid().await? != first, "the old process still runs");
+    let again = scene.host("roll", other, &["--max-pods=1"]).await?.ok()?;
+    ensure!(again.contains("nothing to change"), "{again}");
+    scene.until_ready().await.map(drop)
+}
