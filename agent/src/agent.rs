@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 
 use kube::{Api, Client};
@@ -49,7 +50,7 @@ use crate::os::privacy::{self, AccessError};
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
-use crate::state::{StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
+use crate::state::{LeaseRecord, StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
 use crate::tart::{self, HomeError, Tart};
 use crate::volume::HostPaths;
 
@@ -136,7 +137,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     tokio::spawn(power_assertion::hold());
     tokio::spawn(tart::kill_stale_calls(tart.home().to_owned()));
     let mut node = node_config(&args, &tart, &state).await?;
-    state.belong_to(tart.home())?;
+    state.belong_to(&tart)?;
     let owner = TartHomeOwner::take(&tart, &node.name)?;
     let images = open_images(&args, &tart, &state, &metrics, owner.was_used())?;
     let address_source = args.node_ip.map_or_else(|| args.host.address_source(), AddressSource::Given);
@@ -218,7 +219,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     tokio::select! {
         result = agent.manage(host, (eviction, collector), (instance, pulse.clone())) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
-        Ok(lost) = tokio::spawn(identity.rotate()) => return Err(lost.into()),
+        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
         () = serving => {}
         () = health::watch_tart(tart, tart_health) => {}
         () = session => {}
@@ -341,28 +342,55 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let stall_limit = self.args.host.stall_timeout;
         let Self { state, node: config, images, metrics, access, client, events, health, .. } = self;
+        let (node, node_seen) = watch::channel(None);
+        let node_infos = NodeInfos::new(&config, Api::all(client.clone()), node_seen.clone());
+        let mut manager = Manager::new(host, client.clone(), node_infos, state.clone());
+        let own = LeaseRecord { node: config.name.to_string(), instance: instance.clone() };
+        match state.lease() {
+            // The VMs on this Mac are this agent's. They need it though the API server may be away.
+            Ok(last) if last.as_ref() == Some(&own) => manager.adopt()?,
+            Ok(_) => {}
+            Err(error) => warn!(
+                error = chain(&error),
+                "cannot tell whether this agent had the Node; waiting for the API server"
+            ),
+        }
+        let mut eviction = pin!(eviction.run());
         // Before anything is done in the Node's name.
         let leases = Api::namespaced(client.clone(), lease::NAMESPACE);
-        let claimed = owner::claim(&leases, &config.name, &instance).await?;
+        let claimed = tokio::select! {
+            claimed = owner::claim(&leases, &config.name, &instance) => claimed.map_err(|foreign| lost(&state, foreign))?,
+            never = manager.attend() => match never? {},
+            () = &mut eviction => return Ok(()),
+        };
+        // A full disk must not end the agent.
+        if let Err(error) = state.keep_lease(&own) {
+            warn!(error = chain(&error), "cannot record that this agent has the Node");
+        }
         let (uid, uid_seen) = watch::channel(None);
-        let node = config.name.clone();
-        let heart = Heartbeat { node, instance, claimed, uid: uid_seen, pulse, stall_limit, metrics };
+        let name = config.name.clone();
+        let heart = Heartbeat { node: name, instance, claimed, uid: uid_seen, pulse, stall_limit, metrics };
         let foreign = lease::spawn(heart, access).map_err(AgentError::Start)?;
-        let (node, node_seen) = watch::channel(None);
-        let prepull = PrePull { manager: images, events: events.clone(), node: node_seen.clone() };
-        let node_infos = NodeInfos::new(&config, Api::all(client.clone()), node_seen);
-        let manager = Manager::new(host, client.clone(), node_infos, state);
+        let prepull = PrePull { manager: images, events: events.clone(), node: node_seen };
         let observers = controller::NodeObservers { uid, node };
         tokio::select! {
             result = manager.run() => result?,
-            () = eviction.run() => {}
+            () = eviction => {}
             () = prepull.follow() => {}
             () = controller::run(client.clone(), config, health, observers, events) => {}
             () = collect(collector) => {}
-            Ok(foreign) = foreign => return Err(AgentError::ForeignLease(foreign)),
+            Ok(foreign) = foreign => return Err(lost(&state, foreign)),
         }
         Ok(())
     }
+}
+
+/// Another agent has the Node: the next agent of this state directory must ask the API server before it does anything.
+fn lost(state: &StateDir, foreign: ForeignLease) -> AgentError {
+    if let Err(error) = state.forget_lease() {
+        warn!(error = chain(&error), "cannot record that another agent has the Node");
+    }
+    foreign.into()
 }
 
 /// Looks whether macOS lets the agent read the directories that it works in: else it would find out Pod by Pod.

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
 };
 
 /// A certificate authority.
@@ -46,6 +47,15 @@ impl Authority {
     /// Makes a client certificate for a user, who may be in a group.
     pub fn client(&self, user: &str, group: Option<&str>) -> Result<Pair> {
         self.issue(subject(user, group), ExtendedKeyUsagePurpose::ClientAuth)
+            .with_context(|| format!("cannot make a certificate for {user}"))
+    }
+
+    /// The same with a certificate that ends at a time.
+    pub fn client_until(&self, user: &str, group: Option<&str>, ends: Timestamp) -> Result<Pair> {
+        let mut params = subject(user, group);
+        params.not_after =
+            date_time_ymd(1970, 1, 1) + ends.duration_since(Timestamp::UNIX_EPOCH).unsigned_abs();
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
             .with_context(|| format!("cannot make a certificate for {user}"))
     }
 

@@ -119,6 +119,30 @@ impl Drop for SmallDisk {
     }
 }
 
+/// A file that not even root can delete; an ordinary one when it is dropped.
+#[derive(Debug)]
+pub struct Undeletable {
+    path: PathBuf,
+}
+
+impl Undeletable {
+    /// Makes the file; `None`, with a word about it, where this user or file system cannot.
+    pub fn new(path: PathBuf) -> Result<Option<Self>> {
+        File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        if !succeeds(Command::new("chattr").arg("+i").arg(&path)) {
+            skip::say("this user or file system cannot make a file immutable; run it as root on Linux")?;
+            return Ok(None);
+        }
+        Ok(Some(Self { path }))
+    }
+}
+
+impl Drop for Undeletable {
+    fn drop(&mut self) {
+        succeeds(Command::new("chattr").arg("-i").arg(&self.path));
+    }
+}
+
 /// Unmounts all that is mounted below a directory.
 pub(crate) fn unmount_below(directory: &Path) {
     // Only Linux has such a list, and only there is anything mounted.

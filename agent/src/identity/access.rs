@@ -1,13 +1,13 @@
 //! API clients that follow the agent's identity: after a rotation they use the new certificate.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{Request, Response, Uri};
+use http::{Request, Response, StatusCode, Uri};
 use http_body::{Frame, SizeHint};
 use kube::client::Body;
 use kube::{Client, Config};
@@ -17,10 +17,14 @@ use tower::{BoxError, Service};
 use super::cluster::Cluster;
 use super::connection;
 use crate::metrics::Metrics;
+use crate::mutex::lock;
 
 /// How clients reach the API server.
 #[derive(Debug, Clone)]
-pub(crate) struct ApiAccess(watch::Receiver<Arc<Config>>);
+pub(crate) struct ApiAccess {
+    current: watch::Receiver<Arc<Config>>,
+    refusals: Refusals,
+}
 
 #[derive(Debug)]
 pub(crate) struct AccessUpdater(watch::Sender<Arc<Config>>);
@@ -28,29 +32,35 @@ pub(crate) struct AccessUpdater(watch::Sender<Arc<Config>>);
 impl ApiAccess {
     pub(crate) fn new(config: Config) -> (Self, AccessUpdater) {
         let (sender, receiver) = watch::channel(Arc::new(config));
-        (Self(receiver), AccessUpdater(sender))
+        (Self { current: receiver, refusals: Refusals::default() }, AccessUpdater(sender))
     }
 
     pub(crate) fn server(&self) -> Uri {
-        self.0.borrow().cluster_url.clone()
+        self.current.borrow().cluster_url.clone()
     }
 
     /// The authorities in the kubeconfig, in DER; empty if the client trusts the system's authorities.
     pub(crate) fn authorities(&self) -> Vec<Vec<u8>> {
-        self.0.borrow().root_cert.clone().unwrap_or_default()
+        self.current.borrow().root_cert.clone().unwrap_or_default()
     }
 
     pub(crate) fn cluster(&self) -> Cluster {
-        Cluster::of(&self.0.borrow())
+        Cluster::of(&self.current.borrow())
+    }
+
+    /// How long the API server has refused the agent's credentials in every answer, from the first to the last one.
+    pub(super) fn refused_for(&self) -> Duration {
+        let refused = *lock(&self.refusals.0);
+        refused.map_or(Duration::ZERO, |(first, last)| last.duration_since(first))
     }
 
     /// A client on the runtime of the caller. `metrics` count its calls.
     pub(crate) fn client(&self, metrics: Option<Metrics>) -> Result<Client, kube::Error> {
-        let mut current = self.0.clone();
+        let (mut current, refusals) = (self.current.clone(), self.refusals.clone());
         let config = current.borrow_and_update().clone();
         let namespace = config.default_namespace.clone();
         let client = connection::client(&config)?;
-        Ok(Client::new(CurrentClient { current, client, metrics }, namespace))
+        Ok(Client::new(CurrentClient { current, client, metrics, refusals }, namespace))
     }
 }
 
@@ -58,6 +68,22 @@ impl AccessUpdater {
     /// Has every client send its next request with this configuration, on new connections.
     pub(super) fn change(&self, config: Config) {
         self.0.send_replace(Arc::new(config));
+    }
+}
+
+/// The first and the last answer of those since the last accepted request that refuse the agent's credentials.
+#[derive(Debug, Clone, Default)]
+struct Refusals(Arc<Mutex<Option<(Instant, Instant)>>>);
+
+impl Refusals {
+    fn note(&self, status: StatusCode, now: Instant) {
+        let mut refused = lock(&self.0);
+        if status == StatusCode::UNAUTHORIZED {
+            *refused = Some((refused.map_or(now, |(first, _)| first), now));
+        } else if !status.is_server_error() && status != StatusCode::TOO_MANY_REQUESTS {
+            // The API server answers so only to a user that it knows. An overloaded one, or a proxy, refuses before it looks.
+            *refused = None;
+        }
     }
 }
 
@@ -69,6 +95,7 @@ struct CurrentClient {
     current: watch::Receiver<Arc<Config>>,
     client: Client,
     metrics: Option<Metrics>,
+    refusals: Refusals,
 }
 
 impl Service<Request<Body>> for CurrentClient {
@@ -88,14 +115,18 @@ impl Service<Request<Body>> for CurrentClient {
             let config = self.current.borrow_and_update().clone();
             renewed = connection::client(&config).map(|client| self.client = client);
         }
-        let Self { current, client, metrics } = self;
+        let Self { current, client, metrics, refusals } = self;
         let (current, client, metrics) = (current.clone(), client.clone(), metrics.clone());
+        let refusals = refusals.clone();
         Box::pin(async move {
             let (is_watch, method) = (is_watch(request.uri()), request.method().to_string());
             let response = match renewed {
                 Ok(()) => client.send(request).await,
                 Err(error) => Err(error),
             };
+            if let Ok(response) = &response {
+                refusals.note(response.status(), Instant::now());
+            }
             if let Some(metrics) = metrics {
                 let status = response.as_ref().ok().map(|response| response.status().as_u16());
                 metrics.api_call(&method, status, begun.elapsed());
@@ -215,9 +246,32 @@ mod tests {
     }
 
     #[test]
+    fn refusals_count_from_the_first_to_the_last_since_an_accepted_request() {
+        let (access, _updater) = ApiAccess::new(config());
+        let start = Instant::now();
+        for (second, status, refused) in [
+            (0, 200, 0),
+            (10, 401, 0),
+            // Time without an answer is no refusal.
+            (40, 503, 0),
+            (50, 401, 40),
+            (55, 429, 40),
+            (60, 401, 50),
+            (61, 403, 0),
+            (70, 401, 0),
+            (75, 401, 5),
+            (76, 404, 0),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            access.refusals.note(status, start + Duration::from_secs(second));
+            assert_eq!(access.refused_for(), Duration::from_secs(refused), "{status} at {second}");
+        }
+    }
+
+    #[test]
     fn a_watch_ends_between_two_events_when_the_identity_changes() {
         let (access, updater) = ApiAccess::new(config());
-        let mut body = ResponseBody::new(TestBody::default(), Some(access.0));
+        let mut body = ResponseBody::new(TestBody::default(), Some(access.current));
         assert!(poll(&mut body).is_pending());
         body.body.0.push_back("{\"a\":");
         assert_eq!(poll(&mut body), Poll::Ready(Some(Bytes::from("{\"a\":"))));
@@ -231,7 +285,7 @@ mod tests {
     #[test]
     fn a_watch_continues_when_the_updater_is_gone() {
         let (access, updater) = ApiAccess::new(config());
-        let mut body = ResponseBody::new(TestBody::default(), Some(access.0));
+        let mut body = ResponseBody::new(TestBody::default(), Some(access.current));
         drop(updater);
         assert!(poll(&mut body).is_pending());
         assert!(poll(&mut body).is_pending());

@@ -1,12 +1,17 @@
 //! The next step for the agent's identity.
 
 use std::fmt;
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
 /// The agent rotates a certificate after this share of its lifetime, in thousandths, plus a part of the spread.
 const EARLIEST: i128 = 700;
 const SPREAD: i128 = 200;
+
+/// The agent takes its credentials for refused after the API server has refused them for so long in every answer. It may refuse them for
+/// moments: while it starts, or while its authorities are replaced.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
 
 /// The bounds of the pause after a rotation that failed.
 const SHORTEST_PAUSE: SignedDuration = SignedDuration::from_secs(10);
@@ -48,7 +53,7 @@ pub(super) enum IdentityDecision {
     Rotate { ends: Timestamp },
     /// Request a certificate with the bootstrap credentials.
     Bootstrap(UnusableReason),
-    /// End the agent with this reason.
+    /// There are no credentials to use. An agent that starts ends with this reason; an agent that runs reports it, and attends to its VMs.
     Refuse(UnusableReason),
 }
 
@@ -58,6 +63,8 @@ pub(crate) enum UnusableReason {
     Absent,
     Unusable(String),
     Expired(Timestamp),
+    /// The API server does not accept the credentials, although they have not expired.
+    Refused,
 }
 
 impl fmt::Display for UnusableReason {
@@ -66,6 +73,7 @@ impl fmt::Display for UnusableReason {
             Self::Absent => f.write_str("No such file"),
             Self::Unusable(why) => f.write_str(why),
             Self::Expired(ends) => write!(f, "its certificate expired at {ends:.0}"),
+            Self::Refused => f.write_str("the API server refuses its credentials (401 Unauthorized)"),
         }
     }
 }
@@ -82,24 +90,29 @@ impl Lifetime {
     }
 }
 
-pub(super) fn decide(found: &FoundCredentials, can_bootstrap: bool, now: Timestamp) -> IdentityDecision {
+/// Decides by what is in the kubeconfig, and for how long the API server has refused it.
+pub(super) fn decide(
+    found: &FoundCredentials,
+    refused_for: Duration,
+    can_bootstrap: bool,
+    now: Timestamp,
+) -> IdentityDecision {
     let another = |reason| {
         if can_bootstrap { IdentityDecision::Bootstrap(reason) } else { IdentityDecision::Refuse(reason) }
     };
+    let is_refused = refused_for >= REFUSAL_LIMIT;
     match found {
         FoundCredentials::Absent => another(UnusableReason::Absent),
         FoundCredentials::Unusable(why) => another(UnusableReason::Unusable(why.clone())),
-        FoundCredentials::Endless => IdentityDecision::Use,
-        FoundCredentials::Given { ends } if now < *ends => IdentityDecision::Use,
-        FoundCredentials::Own(term) if now < term.rotates() && now < term.ends => {
-            IdentityDecision::Wait(term.rotates())
-        }
-        FoundCredentials::Own(Lifetime { ends, .. }) if now < *ends => {
-            IdentityDecision::Rotate { ends: *ends }
-        }
-        FoundCredentials::Given { ends } | FoundCredentials::Own(Lifetime { ends, .. }) => {
+        FoundCredentials::Given { ends } | FoundCredentials::Own(Lifetime { ends, .. }) if now >= *ends => {
             another(UnusableReason::Expired(*ends))
         }
+        FoundCredentials::Own(_) if is_refused => another(UnusableReason::Refused),
+        // The user's credentials are the user's to replace.
+        _ if is_refused => IdentityDecision::Refuse(UnusableReason::Refused),
+        FoundCredentials::Endless | FoundCredentials::Given { .. } => IdentityDecision::Use,
+        FoundCredentials::Own(term) if now < term.rotates() => IdentityDecision::Wait(term.rotates()),
+        FoundCredentials::Own(Lifetime { ends, .. }) => IdentityDecision::Rotate { ends: *ends },
     }
 }
 
@@ -113,6 +126,9 @@ mod tests {
     use super::*;
     use crate::testing::at;
     use proptest::prelude::*;
+
+    /// The API server has not refused the credentials.
+    const ACCEPTED: Duration = Duration::ZERO;
 
     fn own(starts: i64, ends: i64, jitter: u32) -> FoundCredentials {
         FoundCredentials::Own(Lifetime { starts: at(starts), ends: at(ends), jitter })
@@ -138,9 +154,31 @@ mod tests {
         ] {
             let with_bootstrap = expected.clone().unwrap_or_else(IdentityDecision::Bootstrap);
             let without = expected.unwrap_or_else(IdentityDecision::Refuse);
-            assert_eq!(decide(&seen, true, at(now)), with_bootstrap, "{seen:?} at {now}");
-            assert_eq!(decide(&seen, false, at(now)), without, "{seen:?} at {now}");
+            assert_eq!(decide(&seen, ACCEPTED, true, at(now)), with_bootstrap, "{seen:?} at {now}");
+            assert_eq!(decide(&seen, ACCEPTED, false, at(now)), without, "{seen:?} at {now}");
         }
+    }
+
+    #[test]
+    fn credentials_that_the_api_server_refuses_are_replaced_if_they_are_the_agents() {
+        let own = || own(0, 1000, 0);
+        let given = || FoundCredentials::Given { ends: at(1000) };
+        let refuse = || IdentityDecision::Refuse(UnusableReason::Refused);
+        for (seen, refused_for, now, with_bootstrap, without) in [
+            (own(), 29, 100, IdentityDecision::Wait(at(700)), IdentityDecision::Wait(at(700))),
+            (own(), 30, 100, IdentityDecision::Bootstrap(UnusableReason::Refused), refuse()),
+            (own(), 30, 800, IdentityDecision::Bootstrap(UnusableReason::Refused), refuse()),
+            (given(), 29, 100, IdentityDecision::Use, IdentityDecision::Use),
+            (given(), 30, 100, refuse(), refuse()),
+            (FoundCredentials::Endless, 30, 100, refuse(), refuse()),
+        ] {
+            let decision =
+                |can_bootstrap| decide(&seen, Duration::from_secs(refused_for), can_bootstrap, at(now));
+            assert_eq!((decision(true), decision(false)), (with_bootstrap, without), "{seen:?} at {now}");
+        }
+        // The end says more than the refusals that it causes.
+        let ended = decide(&own(), Duration::MAX, false, at(1000));
+        assert_eq!(ended, IdentityDecision::Refuse(UnusableReason::Expired(at(1000))));
     }
 
     #[test]
@@ -166,10 +204,10 @@ mod tests {
             let term = Lifetime { starts: at(starts), ends: at(starts + life), jitter };
             let now = at(starts).saturating_add(SignedDuration::from_secs(life).mul_f64(share)).unwrap();
             prop_assume!(now < term.ends);
-            match decide(&FoundCredentials::Own(term), boot, now) {
+            match decide(&FoundCredentials::Own(term), ACCEPTED, boot, now) {
                 IdentityDecision::Wait(then) => {
                     prop_assert!(now < then && then < term.ends);
-                    prop_assert_eq!(decide(&FoundCredentials::Own(term), boot, then), IdentityDecision::Rotate { ends: term.ends });
+                    prop_assert_eq!(decide(&FoundCredentials::Own(term), ACCEPTED, boot, then), IdentityDecision::Rotate { ends: term.ends });
                 }
                 IdentityDecision::Rotate { ends } => prop_assert_eq!(ends, term.ends),
                 other => prop_assert!(false, "{:?}", other),
@@ -185,7 +223,7 @@ mod tests {
                 3 => FoundCredentials::Given { ends: at(ends) },
                 _ => own(0, ends, 7),
             };
-            match (decide(&seen, true, at(now)), decide(&seen, false, at(now))) {
+            match (decide(&seen, ACCEPTED, true, at(now)), decide(&seen, ACCEPTED, false, at(now))) {
                 (IdentityDecision::Bootstrap(one), IdentityDecision::Refuse(other)) => prop_assert_eq!(one, other),
                 (one, other) => {
                     prop_assert_eq!(&one, &other);

@@ -14,6 +14,7 @@ use super::csr::user;
 use super::decide::{FoundCredentials, Lifetime};
 use super::store::CertificateStore;
 use crate::error_chain::chain;
+use crate::fs::absent_is_none;
 use crate::names::NodeName;
 
 /// The name of the one cluster, user and context in a kubeconfig that the agent writes.
@@ -25,24 +26,43 @@ pub(super) async fn load(path: &Path) -> Result<(Kubeconfig, Config), Kubeconfig
     Ok((kubeconfig, config))
 }
 
-/// Reads the agent's kubeconfig: which credentials it has, and the configuration if they can be used.
+/// Credentials that can be used, as they were read from a kubeconfig.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) credentials: FoundCredentials,
+    pub(super) config: Config,
+    text: Vec<u8>,
+}
+
+impl Loaded {
+    /// Whether the user or the agent has not replaced anything since then.
+    pub(super) fn is_same_as(&self, other: &Self) -> bool {
+        self.text == other.text && self.credentials == other.credentials
+    }
+}
+
+/// Reads the agent's kubeconfig. The error says why its credentials cannot be used.
 pub(super) async fn inspect(
     path: &Path,
     store: &CertificateStore,
     node: &NodeName,
-) -> (FoundCredentials, Option<Config>) {
+) -> Result<Loaded, FoundCredentials> {
+    let text = match absent_is_none(std::fs::read(path)) {
+        Ok(Some(text)) => text,
+        Ok(None) => return Err(FoundCredentials::Absent),
+        Err(error) => return Err(FoundCredentials::Unusable(chain(&error))),
+    };
     let config = match load(path).await {
         Ok((_, config)) => config,
         Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == io::ErrorKind::NotFound => {
-            return (FoundCredentials::Absent, None);
+            return Err(FoundCredentials::Absent);
         }
-        Err(error) => return (FoundCredentials::Unusable(chain(&error)), None),
+        Err(error) => return Err(FoundCredentials::Unusable(chain(&error))),
     };
     let is_own = is_own(&config.auth_info, store);
-    match if is_own { own_certificate(config, store, node) } else { given_credentials(config) } {
-        Ok((credentials, config)) => (credentials, Some(config)),
-        Err(why) => (FoundCredentials::Unusable(why), None),
-    }
+    let found = if is_own { own_certificate(config, store, node) } else { given_credentials(config) };
+    let (credentials, config) = found.map_err(FoundCredentials::Unusable)?;
+    Ok(Loaded { credentials, config, text })
 }
 
 fn own_certificate(
@@ -146,7 +166,10 @@ mod tests {
     }
 
     async fn found(files: &TestFiles, node: &str) -> FoundCredentials {
-        inspect(&files.path, &files.store, &node.parse().unwrap()).await.0
+        match inspect(&files.path, &files.store, &node.parse().unwrap()).await {
+            Ok(loaded) => loaded.credentials,
+            Err(unusable) => unusable,
+        }
     }
 
     #[tokio::test]
@@ -167,6 +190,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn replaced_credentials_are_noticed() {
+        let files = test_files();
+        let read = async || inspect(&files.path, &files.store, &"a".parse().unwrap()).await.unwrap();
+        let certificate = files.path.with_file_name("certificate");
+        let named = text(&format!("{{client-certificate: '{}'}}", certificate.display()));
+        let until = |year| {
+            let mut params = rcgen::CertificateParams::default();
+            params.not_after = rcgen::date_time_ymd(year, 1, 1);
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()
+        };
+        std::fs::write(&certificate, until(2090)).unwrap();
+        let mut before: Option<Loaded> = None;
+        for (kubeconfig, year, is_same) in [
+            (text("{token: t}"), 2090, false),
+            (text("{token: t}"), 2090, true),
+            (text("{token: u}"), 2090, false),
+            (named.clone(), 2090, false),
+            (named.clone(), 2090, true),
+            // The kubeconfig is the same, and the file that it names is not.
+            (named, 2091, false),
+        ] {
+            std::fs::write(&files.path, &kubeconfig).unwrap();
+            std::fs::write(&certificate, until(year)).unwrap();
+            let now = read().await;
+            assert_eq!(before.is_some_and(|before| now.is_same_as(&before)), is_same, "{kubeconfig} {year}");
+            before = Some(now);
+        }
+    }
+
+    #[tokio::test]
     async fn a_kubeconfig_that_the_agent_wrote_has_its_own_certificate() {
         let files = test_files();
         std::fs::write(&files.path, text("{token: t}")).unwrap();
@@ -183,9 +236,9 @@ mod tests {
 
         let key = KeyPair::generate().unwrap();
         files.store.set_current(&CertifiedKey::new(&signed("system:node:a", &key), &key).unwrap()).unwrap();
-        let (credentials, config) = inspect(&files.path, &files.store, &"a".parse().unwrap()).await;
-        assert!(matches!(credentials, FoundCredentials::Own(_)), "{credentials:?}");
-        let config = config.unwrap();
+        let loaded = inspect(&files.path, &files.store, &"a".parse().unwrap()).await.unwrap();
+        assert!(matches!(loaded.credentials, FoundCredentials::Own(_)), "{:?}", loaded.credentials);
+        let config = loaded.config;
         assert_eq!(config.tls_server_name.as_deref(), Some("t"));
         assert_eq!(config.default_namespace, "n");
         assert!(

@@ -1,10 +1,12 @@
 //! The agent's identity to the API server: by TLS bootstrap it becomes `system:node:<name>`, as a kubelet does.
 //!
-//! The agent uses a kubeconfig with credentials of the user as it is. The kubeconfig that the agent writes after a bootstrap refers to a
-//! certificate in the state directory, which the agent rotates before it expires.
+//! The agent uses a kubeconfig with credentials of the user as it is, and notices when the user replaces them. The kubeconfig that the agent
+//! writes after a bootstrap refers to a certificate in the state directory, which the agent rotates before it expires. If the API server
+//! refuses that certificate nevertheless, the agent bootstraps again.
 
 mod access;
 mod alt_names;
+mod bootstrap;
 mod certificate;
 mod cluster;
 mod connection;
@@ -22,28 +24,31 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use kube::Client;
 use kube::config::KubeconfigError;
-use kube::{Client, Config};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use self::access::AccessUpdater;
-use self::certificate::CertifiedKey;
+use self::bootstrap::bootstrap;
 use self::csr::issuance::{IssuanceError, request_certificate};
 use self::csr::{CLIENT, Requester, WantedCertificate};
-use self::decide::{FoundCredentials, IdentityDecision, Lifetime, UnusableReason, decide, pause};
-use self::kubeconfig::{after_bootstrap, inspect, load, with_certificate};
+use self::decide::{FoundCredentials, IdentityDecision, UnusableReason, decide, pause};
+use self::kubeconfig::{Loaded, inspect};
 use self::store::{CertificateStore, StoreError};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
-use crate::fs::secret_file::write_secret;
 use crate::names::NodeName;
 
-/// The agent compares with the clock this often: a Mac that slept, or whose clock was set, still rotates in time.
-const CLOCK_INTERVAL: Duration = Duration::from_mins(1);
+/// The agent looks at the clock, at its files and at the API server's answers this often: a Mac that slept, or whose clock was set, still
+/// rotates in time.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The limit of one try to rotate, for the same reason. The next try continues with the same request.
-const ROTATION_LIMIT: Duration = Duration::from_mins(10);
+/// The limit of one try to get a certificate, for the same reason. The next try continues with the same request.
+const TRY_LIMIT: Duration = Duration::from_mins(10);
+
+/// How often the log has a warning about credentials that cannot be used.
+const WARN_INTERVAL: Duration = Duration::from_mins(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IdentityError {
@@ -89,49 +94,48 @@ pub(crate) struct CredentialSources {
 #[derive(Debug)]
 pub(crate) struct Identity {
     access: ApiAccess,
-    /// `None` for credentials of the user.
-    rotation: Option<Rotation>,
+    manager: CredentialManager,
 }
 
-/// The rotation of the agent's own certificate.
+/// Keeps the agent's credentials valid.
 #[derive(Debug)]
-struct Rotation {
+struct CredentialManager {
     sources: CredentialSources,
     store: CertificateStore,
     node: NodeName,
-    lifetime: Lifetime,
-    config: Config,
+    loaded: Loaded,
     updater: AccessUpdater,
+    warned_at: Option<Instant>,
 }
 
 impl Identity {
     /// Finds the agent's identity, or bootstraps one, however long that takes.
     pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
         let store = CertificateStore::client(&sources.pki);
-        let path = &sources.kubeconfig;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
-            let (credentials, config) = inspect(path, &store, &node).await;
-            let reason = match (decide(&credentials, may_bootstrap, Timestamp::now()), config) {
-                (IdentityDecision::Bootstrap(reason), _) => {
-                    bootstrap(&sources, &store, &node, reason).await?;
+            let found = inspect(&sources.kubeconfig, &store, &node).await;
+            let credentials = found.as_ref().map_or_else(|unusable| unusable, |loaded| &loaded.credentials);
+            let reason = match decide(credentials, Duration::ZERO, may_bootstrap, Timestamp::now()) {
+                IdentityDecision::Bootstrap(reason) => {
+                    bootstrap(&sources, &store, &node, &reason).await?;
                     // A second bootstrap would get the same.
                     may_bootstrap = false;
                     continue;
                 }
-                (IdentityDecision::Refuse(reason), _) => reason,
-                (_, None) => UnusableReason::Unusable("it holds no credentials".to_owned()),
-                (_, Some(config)) => {
-                    let (access, updater) = ApiAccess::new(config.clone());
-                    let FoundCredentials::Own(lifetime) = credentials else {
-                        return Ok(Self { access, rotation: None });
-                    };
-                    info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "the certificate is the agent's own");
-                    let rotation = Rotation { sources, store, node, lifetime, config, updater };
-                    return Ok(Self { access, rotation: Some(rotation) });
+                IdentityDecision::Refuse(reason) => reason,
+                IdentityDecision::Use | IdentityDecision::Wait(_) | IdentityDecision::Rotate { .. } => {
+                    let Ok(loaded) = found else { continue };
+                    let (access, updater) = ApiAccess::new(loaded.config.clone());
+                    if let FoundCredentials::Own(lifetime) = &loaded.credentials {
+                        info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "the certificate is the agent's own");
+                    }
+                    let manager =
+                        CredentialManager { sources, store, node, loaded, updater, warned_at: None };
+                    return Ok(Self { access, manager });
                 }
             };
-            return Err(IdentityError::Kubeconfig { path: path.clone(), reason });
+            return Err(IdentityError::Kubeconfig { path: sources.kubeconfig, reason });
         }
     }
 
@@ -139,110 +143,110 @@ impl Identity {
         self.access.clone()
     }
 
-    /// Rotates the certificate for as long as it is polled. It returns only if the agent has lost its identity.
-    pub(crate) async fn rotate(self) -> IdentityError {
-        match self.rotation {
-            Some(rotation) => match rotation.run(&self.access).await {
-                Ok(never) => match never {},
-                Err(error) => error,
-            },
-            None => std::future::pending().await,
+    /// Keeps the credentials valid for as long as it is polled. An agent that loses them goes on: its VMs need it.
+    pub(crate) async fn keep(self) -> IdentityError {
+        match self.manager.run(&self.access).await {
+            Ok(never) => match never {},
+            Err(error) => error,
         }
     }
 }
 
-impl Rotation {
+impl CredentialManager {
+    /// The error is that of a client that cannot be made.
     async fn run(mut self, access: &ApiAccess) -> Result<Infallible, IdentityError> {
         let client = access
             .client(None)
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
-            let now = Timestamp::now();
-            match decide(&FoundCredentials::Own(self.lifetime), self.sources.bootstrap.is_some(), now) {
-                IdentityDecision::Wait(then) => sleep(until(then, now).min(CLOCK_INTERVAL)).await,
+            self.reload().await;
+            let (now, can_bootstrap) = (Timestamp::now(), self.sources.bootstrap.is_some());
+            match decide(&self.loaded.credentials, access.refused_for(), can_bootstrap, now) {
+                IdentityDecision::Use => sleep(LOOK_INTERVAL).await,
+                IdentityDecision::Wait(then) => sleep(until(then, now).min(LOOK_INTERVAL)).await,
                 IdentityDecision::Rotate { ends } => {
-                    match timeout(until(ends, now).min(ROTATION_LIMIT), self.renew(client.clone())).await {
-                        Ok(Ok(certified)) => self.switch_to(&certified),
-                        Ok(Err(error)) => {
-                            let pause = pause(ends, now);
-                            warn!(ends = %ends, error = chain(&error), "cannot rotate the certificate; trying again in {pause:#}");
-                            // Another key makes another request; the same one would find the same refusal.
-                            if matches!(error, IssuanceError::Refused { .. })
-                                && let Err(error) = self.store.forget_pending()
-                            {
-                                warn!(error = chain(&error), "cannot forget a private key");
-                            }
-                            sleep(pause.unsigned_abs().min(until(ends, now))).await;
-                        }
-                        // The certificate may have expired meanwhile: decide again.
-                        Err(_) => {}
+                    let renewal = timeout(until(ends, now).min(TRY_LIMIT), self.renew(client.clone()));
+                    // After the limit the certificate may have expired: decide again.
+                    if let Ok(Err(error)) = renewal.await {
+                        let pause = pause(ends, now);
+                        warn!(ends = %ends, error = chain(&error), "cannot rotate the certificate; trying again in {pause:#}");
+                        self.forget_refused(&error);
+                        sleep(pause.unsigned_abs().min(until(ends, now))).await;
                     }
                 }
                 IdentityDecision::Bootstrap(reason) => {
-                    let certified = bootstrap(&self.sources, &self.store, &self.node, reason).await?;
-                    self.switch_to(&certified);
+                    let bootstrap = bootstrap(&self.sources, &self.store, &self.node, &reason);
+                    // After the limit the API server may accept the old credentials again: decide again.
+                    if let Ok(Err(error)) = timeout(TRY_LIMIT, bootstrap).await {
+                        self.warn(&chain(&error));
+                        if let IdentityError::Issuance { source, .. } = &error {
+                            self.forget_refused(source);
+                        }
+                        sleep(LOOK_INTERVAL).await;
+                    }
                 }
                 IdentityDecision::Refuse(reason) => {
-                    return Err(IdentityError::Kubeconfig { path: self.sources.kubeconfig, reason });
+                    self.warn(&reason.to_string());
+                    sleep(LOOK_INTERVAL).await;
                 }
-                // Never for the agent's own certificate.
-                IdentityDecision::Use => std::future::pending().await,
             }
         }
     }
 
-    async fn renew(&self, client: Client) -> Result<CertifiedKey, IssuanceError> {
+    /// Uses what is in the kubeconfig now, if it can be used. The user may be about to replace two files, one after the other.
+    async fn reload(&mut self) {
+        let Ok(loaded) = inspect(&self.sources.kubeconfig, &self.store, &self.node).await else { return };
+        if loaded.is_same_as(&self.loaded) || connection::client(&loaded.config).is_err() {
+            return;
+        }
+        if let FoundCredentials::Own(lifetime) = &loaded.credentials {
+            info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "using the new certificate");
+        } else {
+            info!(kubeconfig = %self.sources.kubeconfig.display(), "using the new credentials in the kubeconfig");
+        }
+        self.updater.change(loaded.config.clone());
+        self.loaded = loaded;
+        self.warned_at = None;
+    }
+
+    async fn renew(&self, client: Client) -> Result<(), IssuanceError> {
         // After a crash at the end of the last rotation, the pending key is that of the certificate in use.
         if let Ok((current, _)) = self.store.current()
             && current.facts.has_key(&self.store.pending_key()?)
         {
             self.store.forget_pending()?;
         }
-        info!(ends = %self.lifetime.ends, "the certificate is due: asking for its successor");
+        info!("the certificate is due: asking for its successor");
         let wanted = client_certificate(Requester::Node, &self.node);
         let certified = request_certificate(client, &wanted, &self.store).await?;
         self.store.set_current(&certified)?;
         self.store.forget_pending()?;
-        Ok(certified)
+        Ok(())
     }
 
-    fn switch_to(&mut self, certified: &CertifiedKey) {
-        let facts = &certified.facts;
-        self.lifetime = Lifetime { starts: Timestamp::now(), ends: facts.ends, jitter: facts.number };
-        self.updater.change(with_certificate(self.config.clone(), certified));
-        info!(ends = %self.lifetime.ends, rotates = %self.lifetime.rotates(), "using the new certificate");
+    /// Another key makes another request; the same one would find the same refusal.
+    fn forget_refused(&self, error: &IssuanceError) {
+        if matches!(error, IssuanceError::Refused { .. })
+            && let Err(error) = self.store.forget_pending()
+        {
+            warn!(error = chain(&error), "cannot forget a private key");
+        }
     }
-}
 
-/// Requests a certificate with the bootstrap credentials and writes the kubeconfig that uses it.
-///
-/// The pending key is forgotten last: after a crash before that, the next agent finds the request and its certificate again.
-async fn bootstrap(
-    sources: &CredentialSources,
-    store: &CertificateStore,
-    node: &NodeName,
-    reason: UnusableReason,
-) -> Result<CertifiedKey, IdentityError> {
-    info!(kubeconfig = %sources.kubeconfig.display(), %reason, "getting a certificate by TLS bootstrap");
-    let Some(path) = &sources.bootstrap else {
-        return Err(IdentityError::Kubeconfig { path: sources.kubeconfig.clone(), reason });
-    };
-    let unusable = |error| IdentityError::Bootstrap(path.clone(), Box::new(error));
-    let (kubeconfig, config) = load(path).await.map_err(unusable)?;
-    let own = after_bootstrap(&kubeconfig, &store.current_path())
-        .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
-    let client = Client::try_from(config)
-        .map_err(|error| IdentityError::Credentials(path.clone(), Box::new(error)))?;
-    let certified = request_certificate(client, &client_certificate(Requester::Bootstrap, node), store)
-        .await
-        .map_err(|source| IdentityError::Issuance { node: node.clone(), path: path.to_owned(), source })?;
-    store.set_current(&certified)?;
-    let target = &sources.kubeconfig;
-    let text = serde_saphyr::to_string(&own).map_err(|error| IdentityError::Render(target.clone(), error))?;
-    write_secret(target, text.as_bytes()).map_err(|error| IdentityError::Write(target.clone(), error))?;
-    store.forget_pending()?;
-    info!(kubeconfig = %target.display(), ends = %certified.facts.ends, "got a certificate and wrote the kubeconfig");
-    Ok(certified)
+    /// Logs, not too often, that there are no credentials to use.
+    fn warn(&mut self, problem: &str) {
+        if self.warned_at.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
+            return;
+        }
+        self.warned_at = Some(Instant::now());
+        let kubeconfig = self.sources.kubeconfig.display();
+        if let Some(bootstrap) = &self.sources.bootstrap {
+            let bootstrap = bootstrap.display();
+            warn!(%kubeconfig, %bootstrap, problem, "the agent has no valid credentials, and its Node will not be ready; VMs run on. Write valid ones to the bootstrap kubeconfig: the agent notices");
+        } else {
+            warn!(%kubeconfig, problem, "the agent has no valid credentials, and its Node will not be ready; VMs run on. Write valid ones to the kubeconfig: the agent notices. Or start it with --bootstrap-kubeconfig");
+        }
+    }
 }
 
 fn client_certificate(requester: Requester, node: &NodeName) -> WantedCertificate<'_> {

@@ -85,7 +85,8 @@ pub(crate) async fn leave<H: Host>(
     if registration == Registration::NotLoaded && !has_plist && !has_credentials {
         return Ok(LeaveOutcome::NotJoined);
     }
-    if let Some(timeout) = options.drain {
+    // Without credentials an earlier `leave` has drained the Node, and has broken off later.
+    if let (Some(timeout), true) = (options.drain, has_credentials) {
         let client = node_watch::client(settings).await?;
         drain(&client, &settings.node, timeout, &mut say).await?;
     }
@@ -99,14 +100,15 @@ pub(crate) async fn leave<H: Host>(
     }
     // A Pod may have come until the agent ended.
     let running = running_vms(&StateDir::at(&settings.state_dir))?;
-    // Credentials go last: until then a second `leave` knows that this Mac has not left.
-    mac.remove(&[AGENT_PLIST, AGENT_NEWSYSLOG]).await?;
+    // Credentials go first: a Mac that starts again meanwhile does not join again.
+    mac.remove(&[&kubeconfig, &bootstrap, AGENT_NEWSYSLOG]).await?;
     if running.is_empty() {
         mac.remove(&[&state_dir, AGENT_LOG]).await?;
     } else {
         say(&format!("{state_dir} stays, because VMs run"));
     }
-    mac.remove(&[&kubeconfig, &bootstrap]).await?;
+    // The job goes last: until then a second `leave` knows that this Mac has not left, and which directories are the agent's.
+    mac.remove(&[AGENT_PLIST]).await?;
     Ok(LeaveOutcome::Left)
 }
 

@@ -20,7 +20,7 @@ use super::labels;
 use super::object::{NodeConfig, NodeDecision, Registered, STATUS_INTERVAL, decide, provider_id};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::apiserver::events::{EventReason, Events, LastReported};
-use crate::backoff::NODE;
+use crate::backoff::{Delays, NODE};
 use crate::error_chain::chain;
 
 /// How soon the agent repeats a step that another client has reverted.
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     let mut mismatch = LastReported::default();
     let mut last = NodeDecision::Rest;
     let mut last_spec = None;
-    let (mut delays, mut problem) = (NODE.delays(), LastReported::default());
+    let mut failures = Failures::new();
     loop {
         let now = Timestamp::now();
         if let Some(node) = shown.node() {
@@ -72,8 +72,7 @@ pub(crate) async fn run(
         if let (Some(health), true) = (&known, decision != NodeDecision::Rest) {
             match controller.act(health, &shown, last_spec.as_ref(), decision, now).await {
                 Ok(node) => {
-                    delays.reset();
-                    problem = LastReported::default();
+                    failures = Failures::new();
                     if decision == NodeDecision::Register {
                         info!(node = %config.name, "registered");
                     }
@@ -98,9 +97,10 @@ pub(crate) async fn run(
                     }
                 }
                 Err(error) => {
-                    pause = delays.next();
                     let error = chain(&error);
-                    if problem.is_new(error.clone()) {
+                    let failure = failures.add(&error);
+                    pause = failure.pause;
+                    if failure.is_new {
                         warn!(node = %config.name, ?decision, error, "cannot update the Node; trying again");
                     }
                 }
@@ -125,6 +125,31 @@ pub(crate) async fn run(
                 Err(_) => {}
             },
         }
+    }
+}
+
+/// The writes of the Node that have failed in a row.
+struct Failures {
+    delays: Delays,
+    last: LastReported<String>,
+}
+
+/// What follows a write that has failed.
+#[derive(Debug, PartialEq, Eq)]
+struct Failure {
+    /// How long the next try waits.
+    pause: Duration,
+    /// Whether the log has not said it yet.
+    is_new: bool,
+}
+
+impl Failures {
+    fn new() -> Self {
+        Self { delays: NODE.delays(), last: LastReported::default() }
+    }
+
+    fn add(&mut self, problem: &str) -> Failure {
+        Failure { pause: self.delays.next(), is_new: self.last.is_new(problem.to_owned()) }
     }
 }
 
@@ -243,6 +268,19 @@ impl Controller {
 mod tests {
     use super::*;
     use crate::testing::at;
+
+    #[test]
+    fn writes_that_fail_are_tried_ever_less_often_and_told_once() {
+        let mut failures = Failures::new();
+        let told = ["away", "away", "refused", "refused", "away", "away", "away"].map(|problem| {
+            let Failure { pause, is_new } = failures.add(problem);
+            (pause.as_secs(), is_new)
+        });
+        assert_eq!(
+            told,
+            [(2, true), (4, false), (8, true), (16, false), (32, true), (60, false), (60, false)]
+        );
+    }
 
     #[test]
     fn the_status_is_due_five_minutes_after_the_last_write() {

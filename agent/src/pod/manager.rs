@@ -1,6 +1,8 @@
 //! Gives every Pod of this Node a worker, and passes on to it what the API server says of the Pod.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use tracing::{info, warn};
 use super::admission::fit::{ResourceRequests, fits};
 use super::admission::{Refusal, VmPlan, admit, read};
 use super::status::is_final;
+use super::sync::desired::Presence;
 use super::worker::host::Host;
 use super::worker::{PodUpdates, Worker};
 use crate::error_chain::chain;
@@ -45,7 +48,7 @@ struct Handle {
     /// The Pod's resource requests; absent when it was refused.
     requests: Option<ResourceRequests>,
     pod: watch::Sender<Arc<Pod>>,
-    gone: watch::Sender<bool>,
+    presence: watch::Sender<Presence>,
 }
 
 impl Handle {
@@ -53,7 +56,8 @@ impl Handle {
     ///
     /// The watch shows a Pod's end before it shows the next Pod that the scheduler has bound because of it.
     fn counted(&self) -> Option<&ResourceRequests> {
-        let is_over = *self.gone.borrow() || is_final(self.pod.borrow().status.as_ref());
+        let is_over =
+            *self.presence.borrow() == Presence::Gone || is_final(self.pod.borrow().status.as_ref());
         self.requests.as_ref().filter(|_| !is_over)
     }
 }
@@ -73,11 +77,45 @@ impl Manager {
         Self { host, client, node_infos, state, pods, workers: JoinSet::new(), listing }
     }
 
+    /// Gives the Pods that an earlier agent has left their workers, as that agent last saw them. The API server may be away: until it shows
+    /// a Pod, the worker attends to what runs of it and begins nothing.
+    pub(crate) fn adopt(&mut self) -> Result<(), ManagerError> {
+        for dir in self.state.pods()? {
+            let manifest = dir.record().and_then(|record| match record {
+                Some(record) => Ok(dir.manifest()?.map(|pod| (record.pod, pod))),
+                None => Ok(None),
+            });
+            match manifest {
+                Ok(Some((name, pod))) if uid_of(&pod).as_ref() == Some(dir.uid()) => {
+                    info!(pod = %name, uid = %dir.uid(), "attending to a Pod of an earlier agent");
+                    let plan = read(&pod);
+                    self.start(name, dir, pod, plan, Presence::Unconfirmed);
+                }
+                // The API server will say what becomes of it.
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(uid = %dir.uid(), error = chain(&error), "cannot attend to a Pod of an earlier agent yet");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for workers that end before the manager [runs](Self::run): none should.
+    pub(crate) async fn attend(&mut self) -> Result<Infallible, ManagerError> {
+        while let Some(ended) = self.workers.join_next().await {
+            self.pods.remove(&ended?);
+        }
+        pending().await
+    }
+
     /// Manages Pods for as long as it is polled.
     pub(crate) async fn run(mut self) -> Result<(), ManagerError> {
         // Any Pod of an earlier agent may have a VM until its worker has looked.
         for dir in self.state.pods()? {
-            self.host.registry.slots.note(dir.uid(), true);
+            if !self.pods.contains_key(dir.uid()) {
+                self.host.registry.slots.note(dir.uid(), true);
+            }
         }
         let api: Api<Pod> = Api::all(self.client.clone());
         let config =
@@ -111,7 +149,7 @@ impl Manager {
             watcher::Event::Apply(pod) => self.apply(pod).await,
             watcher::Event::Delete(pod) => {
                 if let Some(handle) = uid_of(&pod).and_then(|uid| self.pods.get(&uid)) {
-                    handle.gone.send_replace(true);
+                    handle.presence.send_replace(Presence::Gone);
                 }
             }
             watcher::Event::Init => self.listing.clear(),
@@ -124,7 +162,7 @@ impl Manager {
                 let listed = std::mem::take(&mut self.listing);
                 for (uid, handle) in &self.pods {
                     if !listed.contains_key(uid) {
-                        handle.gone.send_replace(true);
+                        handle.presence.send_replace(Presence::Gone);
                     }
                 }
                 // Pods of an earlier agent that are gone meanwhile.
@@ -157,12 +195,19 @@ impl Manager {
         if let Some(handle) = self.pods.get_mut(&uid) {
             handle.requests = handle.requests.is_some().then(|| ResourceRequests::of(&pod));
             handle.pod.send_replace(Arc::new(pod));
+            handle.presence.send_if_modified(|presence| {
+                let is_news = *presence == Presence::Unconfirmed;
+                if is_news {
+                    *presence = Presence::Present;
+                }
+                is_news
+            });
             return;
         }
         let name = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
         info!(pod = %name, %uid, "the Pod is bound to this Node");
         let plan = self.admit(&uid, &pod).await;
-        self.start(name, self.state.pod(uid), pod, plan, false);
+        self.start(name, self.state.pod(uid), pod, plan, Presence::Present);
     }
 
     /// Whether a Pod may run here. The manager asks once, for one Pod at a time; an admitted Pod stays admitted.
@@ -202,22 +247,29 @@ impl Manager {
         };
         let pod = Pod { metadata, ..Pod::default() };
         let plan = admit(&pod);
-        self.start(name, dir, pod, plan, true);
+        self.start(name, dir, pod, plan, Presence::Gone);
     }
 
-    fn start(&mut self, name: PodName, dir: PodDir, pod: Pod, plan: Result<VmPlan, Refusal>, is_gone: bool) {
+    fn start(
+        &mut self,
+        name: PodName,
+        dir: PodDir,
+        pod: Pod,
+        plan: Result<VmPlan, Refusal>,
+        presence: Presence,
+    ) {
         let uid = dir.uid().clone();
         let requests = plan.is_ok().then(|| ResourceRequests::of(&pod));
         let (pod, pod_seen) = watch::channel(Arc::new(pod));
-        let (gone, gone_seen) = watch::channel(is_gone);
+        let (presence, presence_seen) = watch::channel(presence);
         let guard = self.host.registry.enter(uid.clone(), pod_seen.clone());
-        let updates = PodUpdates::new(pod_seen, gone_seen);
+        let updates = PodUpdates::new(pod_seen, presence_seen);
         let worker = Worker::new(self.host.clone(), self.client.clone(), name, dir, plan, updates);
         self.workers.spawn(async move {
             let _guard = guard;
             Box::pin(worker.run()).await
         });
-        self.pods.insert(uid, Handle { requests, pod, gone });
+        self.pods.insert(uid, Handle { requests, pod, presence });
     }
 }
 

@@ -69,6 +69,8 @@ fn files_of_every_release_are_read() {
         accepted_at: at(1),
     };
     is_read_and_written("pod.json", &pod);
+    let lease = LeaseRecord { node: "mac-1".to_owned(), instance: "machine-agent".to_owned() };
+    is_read_and_written("lease.json", &lease);
     let mut spec = ShimSpec::example(serde_json::from_value(json!("tk-0b1c-2")).unwrap());
     spec.main_mut().command = Some(GuestCommand::example(&["tool", "argument"]));
     spec.main_mut().pre_stop = Some(Hook::Exec(vec!["stop".to_owned()]));

@@ -8,10 +8,12 @@
 //! images.sock                   where `tart-kubelet images pull` asks the agent for a pull, see `image::pull_socket`
 //! instance.json                 a random name of this agent, to tell it from another agent with the same Node name
 //! node.json                     the Node's name: it stays when macOS renames the Mac
+//! lease.json                    the Node whose Lease an agent of this directory last had, and the instance of that agent
 //! pulse                         an empty file that the agent creates again and again, to see whether the disk answers
 //! tart-home.json                the tart home that has the VMs of these Pods
 //! reserve                       disk space for records that must be written when the disk is full
 //! pods/<uid>/pod.json           the Pod as the agent accepted it
+//! pods/<uid>/manifest.json      the Pod as the API server last showed it, for an agent that starts while the API server is away
 //! pods/<uid>/evicted.json       why the agent evicts the Pod
 //! pods/<uid>/<restart>/         one run of a VM:
 //!     spec.json                 what the shim is to run
@@ -65,8 +67,8 @@ pub(crate) use host_path_writers::{HostPathWriter, PlannedShare};
 pub(crate) use outcome::{EndReason, Ending, HostFault, KILLED, NotStarted, NotStartedReason, Outcome};
 pub(crate) use pod_dir::{BOOT_DIR_PREFIX, PodDir, boot_dir_name};
 pub(crate) use records::{
-    CommandRequest, CommandResponse, InitStage, InitState, InitVm, LastCommand, Notice, PodRecord, Progress,
-    Stage, StopCause, StopRequest,
+    CommandRequest, CommandResponse, InitStage, InitState, InitVm, LastCommand, LeaseRecord, Notice,
+    PodRecord, Progress, Stage, StopCause, StopRequest,
 };
 pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use segment::Segment;
@@ -149,6 +151,28 @@ impl StateDir {
 
     fn node_path(&self) -> PathBuf {
         self.0.join("node.json")
+    }
+
+    /// Which agent of this directory last had its Node's Lease; `None` if none had it, or another agent has taken it.
+    pub(crate) fn lease(&self) -> Result<Option<LeaseRecord>, FileError> {
+        crate::fs::file::read(&self.lease_path())
+    }
+
+    /// Records which agent has the Node's Lease, for the agents that follow.
+    pub(crate) fn keep_lease(&self, owner: &LeaseRecord) -> Result<(), FileError> {
+        if self.lease()?.as_ref() == Some(owner) {
+            return Ok(());
+        }
+        crate::fs::file::write(&self.lease_path(), owner)
+    }
+
+    /// Records that another agent has the Node's Lease.
+    pub(crate) fn forget_lease(&self) -> Result<(), FileError> {
+        crate::fs::file::remove(&self.lease_path())
+    }
+
+    fn lease_path(&self) -> PathBuf {
+        self.0.join("lease.json")
     }
 
     pub(crate) fn pulse_path(&self) -> PathBuf {
@@ -260,6 +284,21 @@ mod tests {
             state.keep_node_name(&name.parse().unwrap()).unwrap();
             assert_eq!(state.node_name().unwrap().map(|name| name.to_string()).as_deref(), Some(name));
         }
+    }
+
+    #[test]
+    fn a_state_directory_knows_which_agent_last_had_the_lease() {
+        let dir = dir();
+        let state = StateDir::open(dir.path()).unwrap();
+        let owner = |instance: &str| LeaseRecord { node: "mac-1".into(), instance: instance.into() };
+        assert_eq!(state.lease().unwrap(), None);
+        for instance in ["a", "a", "b"] {
+            state.keep_lease(&owner(instance)).unwrap();
+            assert_eq!(state.lease().unwrap(), Some(owner(instance)));
+        }
+        state.forget_lease().unwrap();
+        state.forget_lease().unwrap();
+        assert_eq!(state.lease().unwrap(), None);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use k8s_openapi::api::core::v1::Pod;
+
 use super::records::PodRecord;
 use super::shim_spec::ShimSpec;
 use super::vm_run::{Holder, VmRun, VmRunView};
@@ -57,6 +59,19 @@ impl PodDir {
     /// `None` when the agent never accepted the Pod.
     pub(crate) fn record(&self) -> Result<Option<PodRecord>, FileError> {
         file::read(&self.path.join("pod.json"))
+    }
+
+    /// Keeps the Pod as the API server shows it.
+    pub(crate) fn keep_manifest(&self, pod: &Pod) -> Result<(), FileError> {
+        let mut pod = pod.clone();
+        // Half of the object, and of no use.
+        pod.metadata.managed_fields = None;
+        file::write(&self.path.join("manifest.json"), &pod)
+    }
+
+    /// The Pod as the API server last showed it to an agent; `None` when no agent has kept it.
+    pub(crate) fn manifest(&self) -> Result<Option<Pod>, FileError> {
+        file::read(&self.path.join("manifest.json"))
     }
 
     /// All runs that are not removed, oldest first.

@@ -13,6 +13,14 @@ use super::tolerant::OrNewer;
 use crate::clock;
 use crate::names::{PodName, VmName};
 
+/// The agent that has a Node's Lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeaseRecord {
+    pub(crate) node: String,
+    /// It has the Mac in it: a directory that was copied to another Mac is not of this agent.
+    pub(crate) instance: String,
+}
+
 /// What the agent needs of a Pod that the API server no longer has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PodRecord {

@@ -2,7 +2,7 @@
 
 use super::Remote;
 use super::change::Change;
-use super::part::Inputs;
+use super::part::{Inputs, PartError};
 use super::step::{Step, StepError};
 use crate::error_chain::chain;
 

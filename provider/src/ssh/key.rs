@@ -10,6 +10,9 @@ use russh::keys::ssh_key::LineEnding;
 use russh::keys::ssh_key::private::Ed25519Keypair;
 use russh::keys::{HashAlg, PrivateKey, PublicKey};
 
+/// The object identifier of RSA keys in PKCS #8.
+const RSA_ENCRYPTION: &str = "1.2.840.113549.1.1.1";
+
 /// The SHA-256 fingerprint of a host key, as `ssh-keygen -l` prints it: `SHA256:…`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fingerprint(String);
@@ -62,9 +65,30 @@ pub(crate) enum SshKeyError {
     /// It cannot be written as text.
     #[error("a new SSH key cannot be written")]
     Write(#[source] Box<russh::keys::ssh_key::Error>),
-    /// It is no private key, or one with a passphrase.
-    #[error("the SSH key is no private key of OpenSSH without a passphrase")]
+    /// It is an RSA key.
+    #[error(
+        "the SSH key is an RSA key, which cannot be used; make another with `ssh-keygen -t ed25519`, and add its public key to the Mac's \
+         ~/.ssh/authorized_keys"
+    )]
+    Rsa,
+    /// It has a passphrase, which no user is there to type.
+    #[error("the SSH key has a passphrase; name a key without one, or remove it with `ssh-keygen -p`")]
+    HasPassphrase,
+    /// It is no private key.
+    #[error("the SSH key is no private key of OpenSSH")]
     Parse(#[source] Box<russh::keys::Error>),
+}
+
+impl From<russh::keys::Error> for SshKeyError {
+    fn from(error: russh::keys::Error) -> Self {
+        use russh::keys::Error;
+        match error {
+            Error::KeyIsEncrypted => Self::HasPassphrase,
+            Error::UnsupportedKeyType { key_type_string, .. } if key_type_string == "RSA" => Self::Rsa,
+            Error::UnknownAlgorithm(algorithm) if algorithm.to_string() == RSA_ENCRYPTION => Self::Rsa,
+            other => Self::Parse(Box::new(other)),
+        }
+    }
 }
 
 impl SshKey {
@@ -100,8 +124,12 @@ impl FromStr for SshKey {
     type Err = SshKeyError;
 
     fn from_str(text: &str) -> Result<Self, SshKeyError> {
-        let key = russh::keys::decode_secret_key(text, None);
-        Ok(Self(Arc::new(key.map_err(|error| SshKeyError::Parse(Box::new(error)))?)))
+        let key = russh::keys::decode_secret_key(text, None)?;
+        // It can be read in OpenSSH's own format, but nothing can be signed with it.
+        if key.algorithm().is_rsa() {
+            return Err(SshKeyError::Rsa);
+        }
+        Ok(Self(Arc::new(key)))
     }
 }
 
@@ -122,6 +150,31 @@ mod tests {
         for text in ["", "SHA256:abc", "MD5:00", &format!("SHA256:{}=", "a".repeat(42))] {
             assert!(text.parse::<Fingerprint>().is_err(), "{text}");
         }
+    }
+
+    /// A new key of OpenSSH's program.
+    fn made_by_ssh_keygen(arguments: &[&str]) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        let mut ssh_keygen = std::process::Command::new("ssh-keygen");
+        let made = ssh_keygen.args(["-q", "-f"]).arg(&path).args(arguments).status().unwrap();
+        assert!(made.success(), "{arguments:?}");
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_used_is_refused_with_the_reason() {
+        let [rsa, of_pem, of_pkcs8] = [&[][..], &["-m", "PEM"], &["-m", "PKCS8"]].map(|format: &[&str]| {
+            made_by_ssh_keygen(&[&["-t", "rsa", "-b", "2048", "-N", ""], format].concat())
+        });
+        for key in [rsa, of_pem, of_pkcs8] {
+            let error = key.parse::<SshKey>().unwrap_err();
+            assert!(matches!(error, SshKeyError::Rsa), "{error:?}");
+        }
+        let locked = made_by_ssh_keygen(&["-t", "ed25519", "-N", "passphrase"]);
+        let error = locked.parse::<SshKey>().unwrap_err();
+        assert!(matches!(error, SshKeyError::HasPassphrase), "{error:?}");
+        made_by_ssh_keygen(&["-t", "ed25519", "-N", ""]).parse::<SshKey>().unwrap();
     }
 
     #[test]

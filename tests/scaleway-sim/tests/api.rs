@@ -1,5 +1,7 @@
 //! The simulated Scaleway over HTTP.
 
+#![expect(clippy::unwrap_used, reason = "what the tests call is part of the tests")]
+
 use std::net::SocketAddr;
 
 use jiff::Timestamp;

@@ -1,4 +1,4 @@
-//! MachineDeployments, from free Macs to Nodes and back.
+//! `MachineDeployment`s, from free Macs to Nodes and back.
 
 use anyhow::{Context, Result, ensure};
 use kube::api::DeleteParams;

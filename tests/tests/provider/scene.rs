@@ -25,6 +25,7 @@ pub(crate) const IMAGE: &str = "registry.test/macos/sequoia:15";
 pub(crate) const DEADLINE: Duration = Duration::from_mins(8);
 const FLEET: &str = "fleet";
 const SECRET_KEY: &str = "simulated-secret-key";
+const PROJECT_ID: &str = "6a4c1f62-0a57-4c5e-9a3b-3f5a2f1f7c10";
 
 /// A fleet.
 pub(crate) struct Scene {
@@ -83,7 +84,11 @@ impl Scene {
         ensure!(made.is_ok_and(|status| status.success()), "no SSH key");
         let public_key = std::fs::read_to_string(key.with_extension("pub"))?.trim().to_owned();
         let namespace = control_plane.namespace(prefix).await?;
-        let settings = Settings { secret_key: SECRET_KEY.to_owned(), ..Settings::default() };
+        let settings = Settings {
+            secret_key: SECRET_KEY.to_owned(),
+            project_id: PROJECT_ID.to_owned(),
+            ..Settings::default()
+        };
         let mut scene = Self {
             control_plane,
             client: control_plane.client().await?,
@@ -197,7 +202,7 @@ impl Scene {
         self.kubectl().apply(&cluster.to_string()).await.map(drop)
     }
 
-    /// A MachineDeployment, with this in the spec of its machines beside what all have.
+    /// A `MachineDeployment`, with this in the spec of its machines beside what all have.
     pub(crate) async fn deploy(&self, name: &str, replicas: u32, spec: &Value) -> Result<()> {
         let mut machine = json!({ "fleetName": FLEET, "adoptPoolPrefix": "tuist-pool-" });
         for (key, value) in spec.as_object().context("an object")? {
@@ -240,15 +245,8 @@ impl Scene {
             command.arg(format!("--agent-flag={flag}"));
         }
         command.args(flags);
-        let project = self
-            .scaleway
-            .world()
-            .servers()
-            .first()
-            .map(|server| server.project_id.clone())
-            .unwrap_or_default();
         command.env("SCW_API_URL", self.scaleway.url()).env("SCW_SECRET_KEY", SECRET_KEY);
-        command.env("SCW_DEFAULT_PROJECT_ID", project).env_remove("RUST_LOG");
+        command.env("SCW_DEFAULT_PROJECT_ID", PROJECT_ID).env_remove("RUST_LOG");
         self.provider =
             Some(Process::start("tart-provider", &mut command, &self.directory.join("provider.log"))?);
         Ok(())

@@ -12,7 +12,7 @@ use rcgen::KeyPair;
 use tokio::time::{Instant, interval_at, sleep};
 use tracing::{info, warn};
 
-use super::{CsrAnswer, Signer, WantedCertificate, answer, request};
+use super::{CsrAnswer, Requester, Signer, WantedCertificate, answer, request};
 use crate::apiserver::call::{CallError, DEADLINE, call};
 use crate::backoff::CSR;
 use crate::error_chain::chain;
@@ -72,7 +72,7 @@ pub(in crate::identity) async fn request_certificate(
         let how = if existed { "asked before" } else { "asked" };
         let signer = wanted.signer.name;
         info!(csr = name, signer, "{how} for a certificate; waiting until it is approved and signed");
-        let certificate = match wait(&api, &name, wanted.signer).await {
+        let certificate = match wait(&api, &name, wanted).await {
             WaitResult::Issued(certificate) => certificate,
             WaitResult::Refused(words) => return Err(IssuanceError::Refused { name, words }),
             WaitResult::Deleted => {
@@ -126,7 +126,11 @@ async fn create(
     }
 }
 
-async fn wait(api: &Api<CertificateSigningRequest>, name: &str, signer: Signer) -> WaitResult {
+async fn wait(
+    api: &Api<CertificateSigningRequest>,
+    name: &str,
+    &WantedCertificate { signer, requester, .. }: &WantedCertificate<'_>,
+) -> WaitResult {
     let remind_every = if signer.is_needed { REMIND_EVERY } else { REMIND_OF_OPTIONAL_EVERY };
     let only_ours = watcher::Config::default().fields(&format!("metadata.name={name}"));
     let mut requests = watcher(api.clone(), only_ours).default_backoff().boxed();
@@ -157,7 +161,12 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str, signer: Signer) 
             Ok(watcher::Event::InitDone) if listed => {}
             Ok(watcher::Event::InitDone | watcher::Event::Delete(_)) => return WaitResult::Deleted,
             Err(error) => {
-                let words = chain(&error);
+                let mut words = chain(&error);
+                if requester == Requester::Bootstrap && is_unauthorized(&error) {
+                    words.push_str(
+                        ". The bootstrap credentials are no longer valid: write others to the bootstrap kubeconfig, the agent notices",
+                    );
+                }
                 if problem.is_none() {
                     remind(name, signer, approved, Some(&words));
                 }
@@ -165,6 +174,13 @@ async fn wait(api: &Api<CertificateSigningRequest>, name: &str, signer: Signer) 
             }
         }
     }
+}
+
+fn is_unauthorized(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)) = error else {
+        return false;
+    };
+    matches!(error, kube::Error::Api(status) if status.code == 401)
 }
 
 /// Logs what the agent waits for.

@@ -27,7 +27,7 @@ use super::csr::issuance::{IssuanceError, request_certificate};
 use super::csr::{Requester, SERVING, WantedCertificate, user};
 use super::decide::Lifetime;
 use super::store::CertificateStore;
-use super::{CLOCK_INTERVAL, until};
+use super::{LOOK_INTERVAL, until};
 use crate::backoff::SERVING_CERTIFICATE;
 use crate::error_chain::chain;
 use crate::names::NodeName;
@@ -94,7 +94,7 @@ impl ServingCertificate {
             let issued = self.issued.as_ref().map(|issued| &issued.certificate);
             match decide(issued, wanted.as_ref(), now) {
                 ServingDecision::Wait(then) => {
-                    let pause = then.map_or(CLOCK_INTERVAL, |then| until(then, now).min(CLOCK_INTERVAL));
+                    let pause = then.map_or(LOOK_INTERVAL, |then| until(then, now).min(LOOK_INTERVAL));
                     self.wait(pause, &mut addresses).await;
                 }
                 ServingDecision::Request(alt_names) => {
@@ -142,7 +142,7 @@ impl ServingCertificate {
 
     async fn keep_choosing(&self) -> Never {
         loop {
-            sleep(CLOCK_INTERVAL).await;
+            sleep(LOOK_INTERVAL).await;
             self.choose(Timestamp::now());
         }
     }

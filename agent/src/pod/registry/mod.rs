@@ -63,6 +63,11 @@ impl PodRegistry {
         self.workers.send_if_modified(|workers| !std::mem::replace(&mut workers.complete, true));
     }
 
+    /// Whether the API server has shown the Pods of this Node.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.workers.borrow().complete
+    }
+
     /// The Pods that have a worker, as soon as every Pod that needs one has it.
     pub(crate) async fn with_worker(&self) -> HashSet<PodUid> {
         let mut workers = self.workers.subscribe();
@@ -139,8 +144,9 @@ mod tests {
             async move { registry.with_worker().await }
         });
         tokio::task::yield_now().await;
-        assert!(!asked.is_finished());
+        assert!(!asked.is_finished() && !registry.is_complete());
         registry.complete();
+        assert!(registry.is_complete());
         assert_eq!(asked.await.unwrap(), HashSet::from([uid.clone()]));
         let worker = tokio::spawn(async move {
             let _guard = guard;

@@ -249,11 +249,15 @@ fn over(
         (RestartDecision::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.desired, &end) => {
             (context.waiting_of(container, context.creating()), Some(end))
         }
-        (RestartDecision::Restart { delay: Duration::ZERO, .. }, _) => (end, None),
+        (
+            RestartDecision::Restart { delay: Duration::ZERO, .. }
+            | RestartDecision::Succeeded
+            | RestartDecision::Failed,
+            _,
+        ) => (end, None),
         (RestartDecision::Restart { delay, .. }, _) => {
             (backing_off(context.pod, container, delay), Some(end))
         }
-        (RestartDecision::Succeeded | RestartDecision::Failed, _) => (end, None),
     }
 }
 

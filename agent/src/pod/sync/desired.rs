@@ -11,6 +11,16 @@ use crate::names::{PodUid, Restart};
 use crate::pod::status::{is_final, vm_of};
 use crate::state::RestartPolicy;
 
+/// What the API server has said of a Pod to this agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Nothing yet: the Pod is as an earlier agent last saw it.
+    Unconfirmed,
+    Present,
+    /// The API server no longer has the Pod.
+    Gone,
+}
+
 /// When `activeDeadlineSeconds` ends. It counts from the start time that the API shows.
 pub(crate) fn deadline(pod: &Pod) -> Option<Deadline> {
     let spec = pod.spec.as_ref()?;
@@ -32,9 +42,9 @@ pub(crate) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
 }
 
 /// The desired state of a Pod.
-pub(crate) fn desired(pod: &Pod, gone: bool) -> Desired {
+pub(crate) fn desired(pod: &Pod, presence: Presence) -> Desired {
     let spec = pod.spec.as_ref();
-    if gone {
+    if presence == Presence::Gone {
         Desired::Gone
     } else if pod.metadata.deletion_timestamp.is_some() {
         Desired::Stop(seconds(pod.metadata.deletion_grace_period_seconds))

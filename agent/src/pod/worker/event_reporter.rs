@@ -247,7 +247,7 @@ impl EventReporter {
             _ => return,
         }
         if self.reported.backs_off.is_new(run.restart) {
-            let container = run.failed_init().map_or(context.container(), |(name, _)| name);
+            let container = run.failed_init().map_or_else(|| context.container(), |(name, _)| name);
             self.events().warning(context.pod, EventReason::BackOff, &self.backs_off(container));
         }
     }

@@ -23,7 +23,7 @@ use kube::Client;
 use kube::api::Api;
 use tokio::task::block_in_place;
 use tokio::time::sleep;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
 use super::status::manager::StatusManager;
@@ -35,6 +35,7 @@ use super::sync::next_vm::next_segment;
 use super::sync::time::between;
 use crate::clock;
 use crate::crash_point;
+use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::names::{PodName, PodUid};
 use crate::state::{PodDir, PodRecord, Segment, VmRun, VmRunView};
@@ -73,6 +74,8 @@ pub(super) struct Worker {
     retries: Retries,
     disk_space: PodDiskSpace,
     reporter: EventReporter,
+    /// The version of the Pod that the state directory has.
+    kept: Option<String>,
 }
 
 impl Worker {
@@ -107,6 +110,7 @@ impl Worker {
             dir,
             updates,
             plan,
+            kept: None,
         }
     }
 
@@ -129,7 +133,10 @@ impl Worker {
                 }
             };
             self.host.registry.slots.note(self.dir.uid(), seen.has_vm());
-            self.report(&seen);
+            // Before the agent has the Node's Lease, it publishes nothing.
+            if seen.is_confirmed {
+                self.report(&seen);
+            }
             let decision = decide(&seen);
             debug!(pod = %self.name, ?decision, "decided");
             // A fetch lasts for as long as a VM with its image is to be planned.
@@ -184,7 +191,7 @@ impl Worker {
         let next = segments.get(next_segment(&segments, &runs)).map(|segment| segment.image.as_str());
         // The failure of another image says nothing of this one.
         self.fetches.image_failure.take_if(|failure| !failure.is_about(next));
-        self.probes.follow(&pod, desired, runs.last());
+        self.probes.follow(&pod, &self.updates, runs.last());
         if matches!(desired, Desired::Run(_) | Desired::Stop(_))
             && runs.iter().any(|run| run.outcome.is_none())
         {
@@ -205,6 +212,7 @@ impl Worker {
         let image_retry_at = self.fetches.image_failure.as_ref().map(ImageFailure::retry_at);
         Ok(Observation {
             desired: self.updates.desired,
+            is_confirmed: self.updates.is_confirmed,
             refused: self.plan.is_err(),
             accepted: self.dir.record()?.is_some(),
             segments: segments(&pod),
@@ -261,7 +269,23 @@ impl Worker {
         let turn = failure.and_then(ImageFailure::turns_at).filter(|at| *at > clock::now());
         let until = until.into_iter().chain(turn).min();
         let longest = until.map_or(SAFETY_NET, |at| between(clock::now(), at).min(SAFETY_NET));
+        self.keep_manifest();
         self.wait_at_most(longest).await;
+    }
+
+    /// Keeps the Pod as the API server shows it, for an agent that starts while the API server is away.
+    fn keep_manifest(&mut self) {
+        let (pod, is_gone) = (self.updates.pod(), self.updates.desired == Desired::Gone);
+        let version = &pod.metadata.resource_version;
+        if is_gone || !self.updates.is_confirmed || self.kept == *version || !self.dir.path().is_dir() {
+            return;
+        }
+        match self.dir.keep_manifest(&pod) {
+            Ok(()) => self.kept.clone_from(version),
+            Err(error) => {
+                warn!(pod = %self.name, error = chain(&error), "cannot keep the Pod's manifest; trying again");
+            }
+        }
     }
 
     /// Waits for anything that could change the decision.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::updates::PodUpdates;
 use crate::apiserver::events::Events;
 use crate::clock;
 use crate::guest::connections::GuestConnections;
@@ -30,6 +31,8 @@ pub(super) struct ProbeManager {
     /// The control socket of the VM that last ran.
     control_socket: Option<PathBuf>,
     current: Option<CurrentProbes>,
+    /// Whether the API server has shown the Pod to this agent.
+    is_confirmed: bool,
 }
 
 #[derive(Debug)]
@@ -42,11 +45,15 @@ struct CurrentProbes {
 
 impl ProbeManager {
     pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events, metrics: Metrics) -> Self {
-        Self { tart, guests, events, metrics, control_socket: None, current: None }
+        Self { tart, guests, events, metrics, control_socket: None, current: None, is_confirmed: false }
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
-    pub(super) fn follow(&mut self, pod: &Arc<Pod>, desired: Desired, current: Option<&VmRunView>) {
+    pub(super) fn follow(&mut self, pod: &Arc<Pod>, updates: &PodUpdates, current: Option<&VmRunView>) {
+        if updates.is_confirmed && !std::mem::replace(&mut self.is_confirmed, updates.is_confirmed) {
+            // The API server shows a later health than an earlier agent has kept.
+            self.current = None;
+        }
         let control_socket = current.and_then(|run| control_socket(run, &self.tart));
         if self.control_socket != control_socket
             && let Some(ended) = std::mem::replace(&mut self.control_socket, control_socket)
@@ -60,11 +67,11 @@ impl ProbeManager {
             return;
         };
         if self.current.as_ref().is_none_or(|current| current.restart != run.restart) {
-            self.current = begin(pod, run, target, since, (&self.events, &self.metrics))
+            self.current = begin(pod, run, target, (since, self.is_confirmed), (&self.events, &self.metrics))
                 .map(|mut prober| CurrentProbes { restart: run.restart, health: prober.health(), prober });
         }
         let Some(current) = &mut self.current else { return };
-        if !matches!(desired, Desired::Run(_)) {
+        if !matches!(updates.desired, Desired::Run(_)) {
             current.prober.leave();
         }
         current.health = current.prober.health();
@@ -107,7 +114,7 @@ fn begin(
     pod: &Arc<Pod>,
     run: &VmRunView,
     target: Target,
-    since: Timestamp,
+    (since, is_confirmed): (Timestamp, bool),
     (events, metrics): (&Events, &Metrics),
 ) -> Option<Prober> {
     let container = pod.spec.as_ref()?.containers.first()?;
@@ -116,9 +123,18 @@ fn begin(
         return None;
     }
     let before = run.spec.as_ref().and_then(|spec| shown(pod, &spec.vm));
+    if !may_begin(before, is_confirmed) {
+        return None;
+    }
     let ran = between(clock::of_record(since), clock::now());
     let (tell, count) = (tell(pod, &container.name, events), count(pod, &container.name, metrics));
     Some(Prober::start(probes, before, ran, target, &tell, &count))
+}
+
+/// Whether probes may begin after this health. A container that is not known to have started may have: its startup probe may fail by now, and
+/// would have it killed. The API server knows.
+fn may_begin(before: Option<ContainerHealth>, is_confirmed: bool) -> bool {
+    is_confirmed || before.is_some_and(|health| health.started)
 }
 
 /// The health that the API server shows of a VM that runs. It shows nothing yet of a VM that was started a moment ago.
@@ -163,6 +179,18 @@ mod tests {
 
     fn pod(container: &Value) -> Pod {
         serde_json::from_value(json!({"status": {"containerStatuses": [container]}})).unwrap()
+    }
+
+    #[test]
+    fn probes_of_an_unconfirmed_pod_begin_only_after_its_start() {
+        let health = |started| Some(ContainerHealth { started, ready: false, failed: None });
+        for (before, unconfirmed) in [(None, false), (health(false), false), (health(true), true)] {
+            assert_eq!(
+                (may_begin(before, false), may_begin(before, true)),
+                (unconfirmed, true),
+                "{before:?}"
+            );
+        }
     }
 
     #[test]

@@ -11,31 +11,34 @@ use tokio::time::sleep;
 use crate::clock;
 use crate::pod::admission::read;
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::{deadline, desired};
+use crate::pod::sync::desired::{Presence, deadline, desired};
 use crate::pod::sync::time::between;
 
 /// The updates of one Pod, and the last one that its worker has taken in.
 #[derive(Debug)]
 pub(crate) struct PodUpdates {
     pub(super) pods: watch::Receiver<Arc<Pod>>,
-    /// Whether the API server no longer has the Pod.
-    gone: watch::Receiver<bool>,
+    presence: watch::Receiver<Presence>,
     pod: Arc<Pod>,
     pub(super) desired: Desired,
+    /// Whether the API server has said anything of the Pod to this agent.
+    pub(super) is_confirmed: bool,
 }
 
 impl PodUpdates {
-    pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, gone: watch::Receiver<bool>) -> Self {
+    pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, presence: watch::Receiver<Presence>) -> Self {
         let pod = pods.borrow().clone();
-        let desired = desired(&pod, *gone.borrow());
-        Self { pods, gone, pod, desired }
+        let desired = desired(&pod, *presence.borrow());
+        let is_confirmed = *presence.borrow() != Presence::Unconfirmed;
+        Self { pods, presence, pod, desired, is_confirmed }
     }
 
     /// Takes in the last update. Later ones end [`changed`](Self::changed).
     pub(super) fn refresh(&mut self) {
-        let gone = *self.gone.borrow_and_update();
+        let presence = *self.presence.borrow_and_update();
         self.pod = self.pods.borrow_and_update().clone();
-        self.desired = desired(&self.pod, gone);
+        self.desired = desired(&self.pod, presence);
+        self.is_confirmed = presence != Presence::Unconfirmed;
     }
 
     pub(super) fn pod(&self) -> Arc<Pod> {
@@ -46,7 +49,7 @@ impl PodUpdates {
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             Ok(()) = self.pods.changed() => {}
-            Ok(()) = self.gone.changed() => {}
+            Ok(()) = self.presence.changed() => {}
             // The manager has ended, and the agent ends with it.
             else => pending().await,
         }
@@ -54,12 +57,12 @@ impl PodUpdates {
 
     /// Waits until something else is desired of the Pod than when the worker last took in an update.
     pub(super) fn desired_otherwise(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (before, mut pods, mut gone) = (self.desired, self.pods.clone(), self.gone.clone());
+        let (before, mut pods, mut presence) = (self.desired, self.pods.clone(), self.presence.clone());
         async move {
-            while desired(&pods.borrow_and_update(), *gone.borrow_and_update()) == before {
+            while desired(&pods.borrow_and_update(), *presence.borrow_and_update()) == before {
                 tokio::select! {
                     Ok(()) = pods.changed() => {}
-                    Ok(()) = gone.changed() => {}
+                    Ok(()) = presence.changed() => {}
                     // Both senders are gone: the desired state cannot change any more.
                     else => return pending().await,
                 }
@@ -75,13 +78,14 @@ impl PodUpdates {
         state_changed: Arc<Notify>,
         is_evicted: F,
     ) -> impl Future<Output = ()> + Send + use<F> {
-        let (mut pods, mut gone) = (self.pods.clone(), self.gone.clone());
+        let (mut pods, mut presence) = (self.pods.clone(), self.presence.clone());
         async move {
             loop {
                 let deadline = deadline(&pods.borrow_and_update());
                 let is_other = |image: &String| read(&pods.borrow()).is_ok_and(|plan| plan.image != *image);
                 let has_changed = image.as_ref().is_some_and(is_other);
-                let is_to_run = matches!(desired(&pods.borrow(), *gone.borrow_and_update()), Desired::Run(_));
+                let is_to_run =
+                    matches!(desired(&pods.borrow(), *presence.borrow_and_update()), Desired::Run(_));
                 let left = deadline.map(|deadline| between(clock::now(), deadline.at));
                 if !is_to_run || has_changed || left == Some(Duration::ZERO) || is_evicted() {
                     return;
@@ -89,7 +93,7 @@ impl PodUpdates {
                 tokio::select! {
                     () = state_changed.notified() => {}
                     Ok(()) = pods.changed() => {}
-                    Ok(()) = gone.changed() => {}
+                    Ok(()) = presence.changed() => {}
                     () = sleep(left.unwrap_or(Duration::MAX)) => {}
                 }
             }
@@ -123,9 +127,9 @@ mod tests {
     #[tokio::test]
     async fn work_is_called_off_when_the_pod_is_late_or_gone_or_evicted_or_has_another_image() {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
-        let (gones, gone) = watch::channel(false);
+        let (presences, presence) = watch::channel(Presence::Present);
         let (state_changed, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-        let updates = PodUpdates::new(pod, gone);
+        let updates = PodUpdates::new(pod, presence);
         let begin = || {
             let evicted = evicted.clone();
             let is_evicted = move || evicted.load(Ordering::Relaxed);
@@ -133,9 +137,9 @@ mod tests {
         };
         let mut waiting = begin();
         assert_eq!(waiting.as_mut().now_or_never(), None);
-        gones.send_replace(true);
+        presences.send_replace(Presence::Gone);
         waiting.await;
-        gones.send_replace(false);
+        presences.send_replace(Presence::Present);
         let mut waiting = begin();
         assert_eq!(waiting.as_mut().now_or_never(), None);
         pods.send_replace(with_image("j"));
@@ -155,12 +159,26 @@ mod tests {
         waiting.await;
     }
 
+    #[test]
+    fn a_pod_is_confirmed_by_the_api_server() {
+        let (_pods, pod) = watch::channel(Arc::default());
+        let (presences, presence) = watch::channel(Presence::Unconfirmed);
+        let mut updates = PodUpdates::new(pod, presence);
+        assert!(!updates.is_confirmed && matches!(updates.desired, Desired::Run(_)));
+        for (presence, is_gone) in [(Presence::Present, false), (Presence::Gone, true)] {
+            presences.send_replace(presence);
+            updates.refresh();
+            assert!(updates.is_confirmed);
+            assert_eq!(updates.desired == Desired::Gone, is_gone);
+        }
+    }
+
     #[tokio::test]
     async fn a_changed_pod_does_not_always_change_the_desired_state() {
         let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
         let (pods, pod_seen) = watch::channel(pod(json!({})));
-        let (gones, gone_seen) = watch::channel(false);
-        let mut updates = PodUpdates::new(pod_seen, gone_seen);
+        let (presences, presence) = watch::channel(Presence::Present);
+        let mut updates = PodUpdates::new(pod_seen, presence);
         let otherwise = updates.desired_otherwise();
         tokio::pin!(otherwise);
         assert_eq!(otherwise.as_mut().now_or_never(), None);
@@ -172,10 +190,10 @@ mod tests {
         let otherwise = updates.desired_otherwise();
         tokio::pin!(otherwise);
         assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
-        gones.send_replace(true);
+        presences.send_replace(Presence::Gone);
         otherwise.await;
         updates.refresh();
-        drop((pods, gones));
+        drop((pods, presences));
         assert_eq!(updates.desired_otherwise().now_or_never(), None);
     }
 }

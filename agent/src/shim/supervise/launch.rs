@@ -36,6 +36,8 @@ pub(crate) fn launch(
     if vm_run.has_begun()? {
         return Ok(None);
     }
+    // Before the shim's start: until it has recorded its own process ID, the agent must not kill by an earlier shim's.
+    vm_run.forget_shim_pid()?;
     pod.create_logs([])?;
     let log_path = pod.shim_log_path(vm_run.restart());
     let log = OpenOptions::new()
@@ -59,4 +61,38 @@ pub(crate) fn launch(
         ended();
         status
     })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::Restart;
+    use crate::state::{ShimSpec, StateDir};
+    use crate::testing::dir;
+
+    #[tokio::test]
+    async fn a_launch_forgets_the_process_id_of_an_earlier_shim() {
+        let dir = dir();
+        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        let run = pod.run(Restart(0));
+        run.plan(&ShimSpec::example(run.vm())).unwrap();
+        // A shim that died before it began the run. The process that has its ID now is this test.
+        run.record_shim_pid(std::process::id()).unwrap();
+        let shim = launch(Path::new("true"), &pod, &run, || {}).unwrap().expect("the run has no shim");
+        assert_eq!(run.shim_pid().unwrap(), None);
+        assert!(!run.kill_shim().unwrap(), "this test would be killed");
+        assert!(shim.await.unwrap().is_some_and(|status| status.success()));
+    }
+
+    #[tokio::test]
+    async fn a_launch_that_finds_a_shim_leaves_its_process_id() {
+        let dir = dir();
+        let pod = StateDir::open(dir.path()).unwrap().pod("0b1c".parse().unwrap());
+        let run = pod.run(Restart(0));
+        run.plan(&ShimSpec::example(run.vm())).unwrap();
+        run.record_shim_pid(7).unwrap();
+        let _lock = run.take_shim_lock().unwrap();
+        assert!(launch(Path::new("true"), &pod, &run, || {}).unwrap().is_none());
+        assert!(run.shim_pid().unwrap().is_some());
+    }
 }

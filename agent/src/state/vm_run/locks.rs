@@ -55,6 +55,11 @@ impl VmRun {
         disk_reserve::repeatedly(&path, || file::write(&path, &pid))
     }
 
+    /// Removes what an earlier shim of the run has recorded: its process ID may be another process's by now.
+    pub(crate) fn forget_shim_pid(&self) -> Result<(), FileError> {
+        file::remove(&self.path.join("shim.pid"))
+    }
+
     /// The process ID that the shim had. The shim may be gone, and the ID another process's.
     pub(crate) fn shim_pid(&self) -> Result<Option<Pid>, FileError> {
         Ok(self.read::<i32>("shim.pid")?.filter(|&pid| pid > 1).map(Pid::from_raw))

@@ -154,13 +154,13 @@ impl HostConfig {
                 ..step("agent's binary", vec![Part::Binary(self.binary())])
             },
             step("agent", vec![Part::Job(self.agent_job())]),
+            // The last ones hold nothing up.
+            Step { deadline: LONG, ..step("Actions runner", vec![self.runner()]) },
+            Step {
+                deadline: LONG,
+                ..step("node_exporter", node_exporter::parts(self.node_exporter.as_ref()))
+            },
         ]);
-        // The last ones hold nothing up. A runner that others have installed on a builder stays.
-        if self.actions_runner.is_some() || !self.is_builder() {
-            steps.push(Step { deadline: LONG, ..step("Actions runner", vec![self.runner()]) });
-        }
-        let node_exporter = node_exporter::parts(self.node_exporter.as_ref());
-        steps.push(Step { deadline: LONG, ..step("node_exporter", node_exporter) });
         steps
     }
 

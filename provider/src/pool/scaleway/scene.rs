@@ -20,7 +20,7 @@ pub(crate) const SECRET: &str = "canary-secret-key";
 /// Fast, so that a test of a failure does not wait.
 pub(crate) const RETRY: RetryPolicy = RetryPolicy {
     tries: 3,
-    timeout: Duration::from_secs(20),
+    timeout: Duration::from_secs(4),
     first: Duration::from_millis(1),
     longest: Duration::from_millis(4),
 };

@@ -27,7 +27,7 @@ macro_rules! faults {
 
         impl Fault {
             /// All faults, in the order of the README.
-            pub(super) const ALL: &[Self] = &[$($(Self::$variant,)+)+];
+            pub const ALL: &[Self] = &[$($(Self::$variant,)+)+];
 
             /// The name of the file that switches the fault on.
             pub(super) const fn file_name(self) -> &'static str {
@@ -158,7 +158,7 @@ faults! {
         AgentConnectTimeout "agent-connect-timeout" (Parameter::Duration)
             "`exec` tries that long to reach the guest agent; default ten seconds"
         StaleLease "stale-lease" (Parameter::Nothing)
-            "the guest gets another address than the one that `ip` shows"
+            "a guest whose hardware address has a lease gets another address than that one, which `ip` shows"
         GuestName "guest-name" (Parameter::Reason)
             "the name that the guest gives the DHCP server, and that its lease has; it may be empty"
         DhcpExhausted "dhcp-exhausted" (Parameter::Nothing)

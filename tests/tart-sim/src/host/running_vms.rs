@@ -111,11 +111,8 @@ impl Slot {
             // Another DHCP server lends it: the Mac has no lease.
             return Ok(own.or_else(|| leases.unused(subnet, in_use)));
         }
-        if stale_lease && !leases.knows(mac) {
-            leases.lend(subnet, mac, host_name, in_use);
-            leases.write()?;
-        }
-        if stale_lease {
+        // The Mac has lent it an address before.
+        if stale_lease && leases.knows(mac) {
             return Ok(leases.unused(subnet, in_use));
         }
         let address = leases.lend(subnet, mac, host_name, in_use);

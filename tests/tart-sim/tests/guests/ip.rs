@@ -58,8 +58,13 @@ fn a_wait_ends_when_the_guest_has_its_address() {
 fn a_stale_lease_is_not_the_guests_address() {
     let mac = Mac::new();
     mac.switch_on(Fault::StaleLease, "");
-    let _a = mac.boot("a");
+    let first = mac.boot("a");
     let lease = mac.tart(&["ip", "a"]).ok();
+    assert_eq!(mac.tart(&["ip", "a", "--resolver", "agent"]).ok(), lease, "it had none before");
+    drop(first);
+    let _again = mac.run(&["a"]);
+    mac.wait_for_agent("a");
+    assert_eq!(mac.tart(&["ip", "a"]).ok(), lease);
     let guest = mac.tart(&["ip", "a", "--resolver", "agent"]).ok();
     assert_ne!(lease, guest);
     assert_eq!(mac.sh("a", "echo $TART_SIM_ADDRESS").ok(), guest);

@@ -2,6 +2,7 @@
 
 // The clock is moved by a library that only Linux can put in front of a program.
 #[cfg(target_os = "linux")]
+mod adoption;
 mod clock;
 mod launchd;
 mod metrics;

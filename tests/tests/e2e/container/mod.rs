@@ -12,3 +12,4 @@ mod init_images;
 mod mac;
 mod restart;
 mod security_context;
+mod tart_faults;

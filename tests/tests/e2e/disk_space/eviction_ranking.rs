@@ -68,3 +68,27 @@ async fn critical_pod_is_never_evicted() -> Result<()> {
     assert_eq!(short.condition("DiskPressure"), "True");
     scene.phase("critical", "Running").await.map(drop)
 }
+
+#[tokio::test]
+async fn second_pod_is_not_evicted_before_the_disk_has_freed_the_blocks_of_the_first() -> Result<()> {
+    let Some((scene, disk, running)) = short_of_space("blocks").await? else { return Ok(()) };
+    run_writer(&scene, "first", None, "1Mi", 120 * MIB).await?;
+    run_writer(&scene, "second", None, "1Mi", 20 * MIB).await?;
+    let vm = scene.pods.get("first").await?.vm()?;
+    // A file system frees the blocks of a file after its last reader has closed it, APFS later still.
+    let greed = std::fs::File::open(scene.vm_dir(&vm).join("guest/upper/root/Users/admin/greed"))?;
+    disk.fill_but(40 * MIB)?;
+    is_evicted(&scene, "first").await?;
+    wait::eventually("an agent that waits for the disk", DEADLINE, async || {
+        let log = running.log()?;
+        ensure!(log.contains("the evicted Pod is gone; evicting no other until"), "{log}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(scene.nodes.get(&scene.node).await?.condition("DiskPressure"), "True");
+    drop(greed);
+    scene.node_condition("DiskPressure", "False").await?;
+    image_gc_passes(&running, 2.0).await?;
+    scene.phase("second", "Running").await?;
+    scene.is_not_evicted("second").await
+}

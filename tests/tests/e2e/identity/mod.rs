@@ -1,5 +1,6 @@
 //! The agent's identity at the API server: TLS bootstrap, kubeconfigs and certificates.
 
+mod replacement;
 mod rotation;
 
 use std::os::unix::fs::PermissionsExt;

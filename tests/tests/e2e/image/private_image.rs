@@ -139,3 +139,14 @@ async fn private_image_stays_private_when_the_record_is_lost() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn images_are_pulled_while_the_keychain_is_locked() -> Result<()> {
+    let scene = scene("locked").await?;
+    let _agent = scene.start(&scene.agent).await?;
+    scene.mac.set_fault(Fault::KeychainLocked, "")?;
+    scene.login("pull", "private.test", "robot").await?;
+    scene.private_pod("private", "Always", &["pull"]).create_until("Succeeded").await?;
+    // tart says that it has no credentials, which a public image needs none of.
+    scene.pod("public").command(["true"]).pull_policy("Always").create_until("Succeeded").await.map(drop)
+}

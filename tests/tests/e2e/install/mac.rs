@@ -6,6 +6,7 @@ use kube::Api;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 use tart_kubelet_tests::control_plane::{ControlPlane, JoinCommand};
+use tart_kubelet_tests::disk::Undeletable;
 use tart_kubelet_tests::mac_host::{MacHost, Outcome};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
@@ -50,11 +51,16 @@ pub(crate) async fn log_in(mac: &MacHost) -> Result<()> {
 }
 
 /// Joins with the token on stdin.
-async fn join(mac: &MacHost, node: &str, join: &JoinCommand) -> Result<Outcome> {
-    let JoinCommand { api_server, token, ca_cert_hash } = join;
+async fn join(mac: &MacHost, node: &str, command: &JoinCommand) -> Result<Outcome> {
+    join_with(mac, node, command, "").await
+}
+
+/// The same with another flag of the agent.
+async fn join_with(mac: &MacHost, node: &str, command: &JoinCommand, flag: &str) -> Result<Outcome> {
+    let JoinCommand { api_server, token, ca_cert_hash } = command;
     let script = format!(
         "sudo -n ./tart-kubelet join {api_server} --token-file=- --discovery-token-ca-cert-hash={ca_cert_hash} \
-         --node-name={node} --metrics-bind-address=127.0.0.1:0 --port=0 --eviction-hard= --timeout=90s"
+         --node-name={node} --metrics-bind-address=127.0.0.1:0 --port=0 --eviction-hard= --timeout=90s {flag}"
     );
     mac.ssh_with_input(&script, token.as_bytes()).await
 }
@@ -178,6 +184,31 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
         "{}",
         said(&rest)
     );
+    let twice = mac.ssh("sudo -n ./tart-kubelet leave").await?;
+    ensure!(twice.code() == 0 && twice.stdout.contains("has not joined"), "{}", said(&twice));
+    Ok(())
+}
+
+#[tokio::test]
+async fn leave_that_broke_off_is_finished_by_the_next_one() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let Some(mac) = start(control_plane.sandbox()).await? else { return Ok(()) };
+    let command = control_plane.join_command().await?;
+    let node = format!("mac-leave-{}", &command.token[..6]);
+    log_in(&mac).await?;
+    let state = "/var/db/nodes";
+    let joined = join_with(&mac, &node, &command, &format!("--state-dir={state}")).await?;
+    ensure!(joined.code() == 0, "{}\n{}", said(&joined), mac.log()?);
+    let Some(kept) = Undeletable::new(mac.path(state).join("kept"))? else { return Ok(()) };
+    let broken_off = mac.ssh("sudo -n ./tart-kubelet leave").await?;
+    ensure!(broken_off.code() != 0, "{}", said(&broken_off));
+    ensure!(mac.path(state).exists());
+
+    drop(kept);
+    let left = mac.ssh("sudo -n ./tart-kubelet leave --drain").await?;
+    ensure!(left.code() == 0 && left.stdout.contains("this Mac has left"), "{}", said(&left));
+    ensure!(left.stdout.contains(&node), "{}", said(&left));
+    ensure!(!mac.path(state).exists(), "the next one has forgotten the state directory");
     let twice = mac.ssh("sudo -n ./tart-kubelet leave").await?;
     ensure!(twice.code() == 0 && twice.stdout.contains("has not joined"), "{}", said(&twice));
     Ok(())

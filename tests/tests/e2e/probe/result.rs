@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{http, quick, scene, server, stubborn};
@@ -90,6 +91,20 @@ async fn failed_liveness_probe_restarts_the_container() -> Result<()> {
     let words = "Liveness probe failed: HTTP probe failed with statuscode: 500";
     scene.event("liveness", "Unhealthy", words).await?;
     scene.event("liveness", "Killing", "Container main failed liveness probe, will be restarted").await
+}
+
+#[tokio::test]
+async fn probes_reach_the_next_vm_of_a_pod_whose_mac_keeps_old_leases() -> Result<()> {
+    let (scene, _agent) = scene("leases").await?;
+    scene.mac.set_fault(Fault::StaleLease, "")?;
+    let pod = server(&scene, "leases", &["up"]).liveness(http("/alive")).restart_policy("Always");
+    pod.create().await?;
+    scene.until("leases", "ready", PodView::is_ready).await?;
+    scene.sh("leases", "echo 500 >alive").await?;
+    let pod = ready_again(&scene, "leases").await?;
+    let address = scene.sh("leases", "echo $TART_SIM_ADDRESS").await?;
+    assert_eq!(pod.ip(), Some(address.trim()));
+    Ok(())
 }
 
 #[tokio::test]

@@ -57,6 +57,20 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
+    /// Whether the step begins or ends something that an earlier agent's knowledge of the Pod does not justify.
+    pub(super) fn needs_api_server(self) -> bool {
+        matches!(
+            self,
+            Self::Accept
+                | Self::Plan { .. }
+                | Self::RecordMissingRun(_)
+                | Self::Launch(_)
+                | Self::Evict
+                | Self::DeletePod
+                | Self::ForgetPod
+        )
+    }
+
     /// A short name, for logs and tests.
     pub(crate) fn name(self) -> &'static str {
         self.words().0

@@ -43,6 +43,8 @@ pub(crate) enum Desired {
 #[allow(clippy::struct_excessive_bools, reason = "each is a fact that is seen on its own")]
 pub(crate) struct Observation {
     pub(crate) desired: Desired,
+    /// Whether the API server has shown the Pod to this agent, or that it is gone. Until then an earlier agent's knowledge has to do.
+    pub(crate) is_confirmed: bool,
     pub(crate) refused: bool,
     /// Whether the state directory has the Pod's record.
     pub(crate) accepted: bool,
@@ -145,7 +147,7 @@ impl Observation {
     /// Whether a VM was planned with another image than the Pod names now for the same containers.
     pub(crate) fn is_outdated(&self, run: &VmRunView) -> bool {
         let Some(spec) = &run.spec else { return false };
-        let first = spec.main.as_ref().or(spec.init.first()).map(|container| &container.name);
+        let first = spec.main.as_ref().or_else(|| spec.init.first()).map(|container| &container.name);
         let named = first.and_then(|name| self.segments.iter().find(|segment| segment.has(name)));
         spec.image_name.as_ref().zip(named).is_some_and(|(planned, named)| *planned != named.image)
     }
@@ -191,7 +193,11 @@ impl Observation {
 
 /// The next step for a Pod.
 pub(crate) fn decide(seen: &Observation) -> Decision {
-    match (step(seen), seen.deadline) {
+    let step = match step(seen) {
+        step if step.needs_api_server() && !seen.is_confirmed => Decision::Wait(None),
+        step => step,
+    };
+    match (step, seen.deadline) {
         // The worker wakes up at the deadline.
         (Decision::Wait(until), Some(Deadline { at, .. })) if at > seen.now => {
             Decision::Wait(Some(until.map_or(at, |until| until.min(at))))
@@ -213,7 +219,7 @@ fn step(seen: &Observation) -> Decision {
         if seen.eviction().is_some() {
             return put_away(seen, EVICTION_GRACE).unwrap_or(Decision::Wait(None));
         }
-        if seen.too_large && seen.evicted.is_none() && !seen.has_ended_by_itself() {
+        if seen.too_large && seen.is_confirmed && seen.evicted.is_none() && !seen.has_ended_by_itself() {
             return Decision::Evict;
         }
     }
@@ -276,8 +282,10 @@ fn attend(seen: &Observation, current: &VmRunView) -> Decision {
     if let Some(stop) = current.stop.filter(|stop| stop.cause.is_some()) {
         return await_shim(current.restart, stop, seen.now);
     }
-    // As in the kubelet, an init container runs to its end with the image that it has. A Pod that is refused now would not restart.
-    let has_changed = current.has_main() && seen.is_outdated(current) && !seen.refused;
+    // As in the kubelet, an init container runs to its end with the image that it has. A Pod that is refused now would not restart, and one
+    // that is not confirmed would not restart yet.
+    let restarts = seen.is_confirmed && !seen.refused;
+    let has_changed = current.has_main() && seen.is_outdated(current) && restarts;
     let changed = has_changed.then_some(StopCause::Changed);
     match changed.or_else(|| seen.health?.failed) {
         // The container has ended by itself meanwhile.

@@ -13,6 +13,7 @@ impl Observation {
     pub(crate) fn example(desired: Desired, runs: Vec<VmRunView>, now: Timestamp) -> Self {
         Self {
             desired,
+            is_confirmed: true,
             refused: false,
             accepted: true,
             segments: vec![],
@@ -99,6 +100,53 @@ fn assert_decisions<const N: usize>(table: [(Observation, Decision); N]) {
 }
 
 const RUN: Desired = Desired::Run(RestartPolicy::Never);
+
+#[test]
+fn a_pod_that_the_api_server_has_not_confirmed_is_attended_to_and_nothing_more() {
+    let again = Desired::Run(RestartPolicy::Always);
+    let stop = Desired::Stop(GRACE);
+    let failed =
+        Some(ContainerHealth { started: true, ready: false, failed: Some(StopCause::FailedLiveness) });
+    let hungry = VmRunView { wants_disk_space: true, ..live(0) };
+    let outdated = || {
+        let spec = live(0).spec.map(|spec| ShimSpec { image_name: Some("old".into()), ..spec });
+        VmRunView { spec, ..live(0) }
+    };
+    for (seen, expected) in [
+        // It goes on with what an earlier agent has begun.
+        (
+            Observation { health: failed, ..seen(again, vec![live(0)]) },
+            Decision::StopFor(Restart(0), StopCause::FailedLiveness),
+        ),
+        (seen(again, vec![hungry]), Decision::FreeSpace(Restart(0))),
+        (seen(again, vec![due(0)]), Decision::SendCommand(Restart(0))),
+        (seen(again, vec![without_shim()]), Decision::AskGuest(Restart(0))),
+        (seen(again, vec![VmRunView { holder: Holder::None, ..live(0) }]), Decision::RecordLoss(Restart(0))),
+        (seen(again, vec![ended(0, 1)]), Decision::DeleteVm(Restart(0))),
+        (seen(stop, vec![live(0)]), Decision::AskToStop(Restart(0), GRACE)),
+        (Observation { has_volumes: true, ..seen(RUN, vec![cleaned(0, 0)]) }, Decision::RemoveVolumes),
+        // It begins nothing, and ends nothing for good.
+        (Observation { accepted: false, ..seen(RUN, vec![]) }, Decision::Wait(None)),
+        (seen(RUN, vec![]), Decision::Wait(None)),
+        (seen(RUN, vec![planned(0)]), Decision::Wait(None)),
+        (Observation { now: at(10_000), ..seen(again, vec![cleaned(0, 1)]) }, Decision::Wait(None)),
+        (Observation { started: Some(Restart(3)), ..seen(RUN, vec![]) }, Decision::Wait(None)),
+        (Observation { too_large: true, ..seen(RUN, vec![live(0)]) }, Decision::Wait(None)),
+        (
+            Observation { segments: vec![Segment::example("new")], ..seen(again, vec![outdated()]) },
+            Decision::Wait(None),
+        ),
+        (
+            Observation { final_status_published: true, ..seen(stop, vec![cleaned(0, 0)]) },
+            Decision::Wait(None),
+        ),
+    ] {
+        let unconfirmed = Observation { is_confirmed: false, ..seen.clone() };
+        assert_eq!(decide(&unconfirmed), expected, "{seen:?}");
+        // What it waits with is done for a Pod that is confirmed.
+        assert_eq!(decide(&seen) == expected, expected != Decision::Wait(None), "{seen:?}");
+    }
+}
 
 #[test]
 fn a_pod_to_run() {
