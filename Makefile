@@ -18,10 +18,10 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench conformance control-plane assets build lint fmt docs crds deny rust
+.PHONY: help demo test test-1.35 bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
 
 help: ## List the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends by itself
 	@$(say) "demo"
@@ -31,11 +31,23 @@ test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
 	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast $(if $(T),-- $(T))
 
+test-1.35: assets build ## Run the tests of the kubelet API with an API server of Kubernetes 1.35 (4 minutes to build, once per machine)
+	@$(say) "tests of the kubelet API with Kubernetes 1.35"
+	TART_KUBELET_TEST_API_SERVER="$$(KUBERNETES=1.35 tests/control-plane/build kube-apiserver)/kube-apiserver" \
+		RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked -p tart-kubelet-tests --test e2e -- $(or $(T),api::)
+
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
 	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_PROVIDER_BINARY=$(BUILT)/release/tart-provider TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
+
+fuzz: rust ## Fuzz what clients send to the kubelet API, with inputs that are new each time; SECONDS=60 for each target
+	FUZZ_SECONDS=$(or $(SECONDS),60) $(CARGO) test --locked -p tart-kubelet --lib -- fuzz_ --nocapture
+
+soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
+	@$(say) "soak"
+	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
 
 conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
 	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"

@@ -44,11 +44,13 @@ use crate::node::pulse::Pulse;
 use crate::node::signals::SignalSources;
 use crate::node::start_failures::StartReports;
 use crate::os::availability::volume;
+use crate::os::backup;
 use crate::os::host::HostFacts;
 use crate::os::power_assertion;
 use crate::os::privacy::{self, AccessError};
 use crate::pod::manager::{Manager, ManagerError};
 use crate::pod::registry::PodRegistry;
+use crate::pod::sync::vm_size::Room;
 use crate::pod::worker::host::{Host, InputSettings, ReportTargets, VmSettings};
 use crate::state::{LeaseRecord, StateDir, TartHomeError, TartHomeOwner, TartHomeRecordError};
 use crate::tart::{self, HomeError, Tart};
@@ -122,6 +124,13 @@ struct Agent {
     health: watch::Receiver<Option<NodeHealth>>,
 }
 
+/// Has Time Machine leave out the state directory, which has the Secrets of Pods in it.
+fn exclude_from_backups(state: &StateDir) {
+    if let Err(error) = backup::exclude(state.path()) {
+        warn!(path = %state.path().display(), %error, "cannot have Time Machine leave the state directory out; see tmutil addexclusion");
+    }
+}
+
 /// Runs the agent until it is told to end. VMs and the Lease are left alone: the next agent takes them over.
 pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Start)?;
@@ -131,6 +140,7 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let state = StateDir::open(&args.state_dir)?;
     let Some(_lock) = state.lock()? else { return Err(AgentError::Twice(args.state_dir)) };
 
+    exclude_from_backups(&state);
     let tart = Tart::new(&args.tart_binary);
     tart::check_home(tart.home())?;
     check_access(&args, &tart).await?;
@@ -244,6 +254,7 @@ impl Agent {
         let host_paths = host_paths.without(own_files.into_iter().flatten().cloned().collect());
         Ok(Host {
             tart: tart.clone(),
+            state: self.state.clone(),
             guests: GuestConnections::on(Handle::current()),
             images: self.images.clone(),
             registry: PodRegistry::new(args.max_pods.try_into().unwrap_or(usize::MAX)),
@@ -253,6 +264,8 @@ impl Agent {
                 dhcp_leases: args.host.dhcp_leases.clone(),
                 serial: args.host.vm_serial,
                 cluster_domain: args.host.cluster_domain.clone(),
+                allocatable: Room::of(&allocatable),
+                local_probe_hosts: args.allow_local_probe_hosts,
                 address: addresses.clone(),
             },
             inputs: InputSettings {

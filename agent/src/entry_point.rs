@@ -9,7 +9,10 @@ use std::process::ExitCode;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{fmt, registry};
 
 use crate::cli::images_pull::{self, Said};
 use crate::cli::{
@@ -197,15 +200,13 @@ fn first_paragraph(text: &str) -> String {
 }
 
 fn log_to_stderr() {
-    let filter = EnvFilter::try_from_env("TART_KUBELET_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        // On a full disk tracing would panic when it cannot print its own error to standard error.
-        .log_internal_errors(false);
+    let chosen = std::env::var("TART_KUBELET_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    // On a full disk tracing would panic when it cannot print its own error to standard error.
+    let log = fmt::layer().with_writer(io::stderr).log_internal_errors(false);
     if io::stderr().is_terminal() {
-        log.init();
+        registry().with(log).with(filter).init();
     } else {
-        log.with_ansi(false).json().flatten_event(true).init();
+        registry().with(log.with_ansi(false).json().flatten_event(true)).with(filter).init();
     }
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 /// All top-level modules, the lowest first.
 const ORDER: &[&str] = &[
+    "fuzz",
     "testing",
     "words",
     "mutex",

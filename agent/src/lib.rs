@@ -57,6 +57,8 @@ mod volume;
 pub use entry_point::run;
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 mod layering_tests;
 #[cfg(test)]
 mod testing;

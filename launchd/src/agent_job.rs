@@ -17,6 +17,8 @@ pub const AGENT_KUBECONFIG: &str = "/etc/tart-kubelet/kubeconfig";
 pub const AGENT_STATE_DIR: &str = "/var/lib/tart-kubelet";
 /// The agent's log. It must be there before the job starts, with mode 0600 and owned by the console user, who cannot create it.
 pub const AGENT_LOG: &str = "/var/log/tart-kubelet.log";
+/// The pf anchor with the rules that keep VMs from private networks and from the Mac itself.
+pub const VM_FIREWALL_ANCHOR: &str = "com.apple/850.tart-kubelet";
 /// The file in which newsyslog finds [`newsyslog_entry`].
 pub const AGENT_NEWSYSLOG: &str = "/etc/newsyslog.d/tart-kubelet.conf";
 

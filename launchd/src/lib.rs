@@ -19,7 +19,7 @@ mod roll;
 
 pub use agent_job::{
     AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL, AGENT_LOG, AGENT_NEWSYSLOG, AGENT_PATH, AGENT_PLIST,
-    AGENT_STATE_DIR, ConsoleUser, agent_job, newsyslog_entry,
+    AGENT_STATE_DIR, ConsoleUser, VM_FIREWALL_ANCHOR, agent_job, newsyslog_entry,
 };
 pub use host::{Access, Call, CallOutput, Host, HostError, Owner};
 pub use job::{Job, JobError, ProcessType, ResourceLimits};

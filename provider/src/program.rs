@@ -10,7 +10,10 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use launchd::{AGENT_PLIST, Host};
 use tokio::runtime::Builder;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{fmt, registry};
 
 use crate::artifact::Artifact;
 use crate::cli::{Cli, ConfigArgs, HostCommand, KeyArgs, ManagerArgs, SubCommand, password};
@@ -30,11 +33,12 @@ use crate::ssh::{Connection, HostKeyPolicy, SshAddress, SshError, SshKey};
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     let level = match &cli.command {
-        SubCommand::Host(_) => "warn",
-        SubCommand::Manager(_) => "info",
+        SubCommand::Host(_) => LevelFilter::WARN,
+        SubCommand::Manager(_) => LevelFilter::INFO,
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = chosen.unwrap_or_else(|| Targets::new().with_default(level));
+    registry().with(fmt::layer().with_writer(io::stderr)).with(filter).init();
     let runtime = match Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&format!("cannot start: {error}")),

@@ -56,7 +56,9 @@ impl Agent {
             .flag("--address", "127.0.0.1")
             .flag("--port", "0")
             // How much is left on the machine that runs the tests is not what most of them are about.
-            .flag("--eviction-hard", ""))
+            .flag("--eviction-hard", "")
+            // A VM has no more memory than the Node, which may be smaller than the images that tests simulate.
+            .flag("--host-memory-mb", "524288"))
     }
 
     /// The same, with one more flag and its value.

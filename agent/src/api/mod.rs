@@ -12,6 +12,8 @@ mod connections;
 mod context;
 mod exec;
 mod figures;
+#[cfg(test)]
+mod fuzz_tests;
 pub(crate) mod local;
 mod logs;
 mod path;

@@ -102,7 +102,7 @@ pub(crate) async fn install_with_kubeconfig(
     // A variable of the user's environment is not meant for the agent.
     let is_kubeconfig_given = agent_flags::is_given(matches, "kubeconfig");
     let credentials = match &args.agent.bootstrap_kubeconfig {
-        Some(bootstrap) => Credentials::Bootstrap(credentials::read(bootstrap)?),
+        Some(bootstrap) => Credentials::Bootstrap(credentials::read_bootstrap(bootstrap)?),
         None if is_kubeconfig_given => Credentials::Given(credentials::read(&args.agent.kubeconfig)?),
         None => return Err(JoinError::NoKubeconfig),
     };

@@ -129,6 +129,11 @@ pub(crate) struct AgentArgs {
     #[arg(long, value_name = "PATH[:ro]")]
     pub(crate) allowed_host_path: Vec<AllowedHostPath>,
 
+    /// Let probes and hooks of Pods that name a `host` reach this machine itself, its loopback and its link-local addresses. They run on the
+    /// machine, and not in the guest
+    #[arg(long)]
+    pub(crate) allow_local_probe_hosts: bool,
+
     /// Images and their disk space.
     #[command(flatten)]
     pub(crate) images: ImageArgs,

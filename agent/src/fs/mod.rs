@@ -9,6 +9,7 @@ pub(crate) mod freed_space;
 #[cfg(test)]
 pub(crate) mod hostile;
 pub(crate) mod lock;
+pub(crate) mod private_size;
 pub(crate) mod remove;
 pub(crate) mod secret_file;
 pub(crate) mod socket;

@@ -37,6 +37,8 @@ const CHUNK: usize = 32 << 10;
 /// own command only.
 const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 16 << 20;
+/// How much more than it keeps the host reads of a command's output. A guest that writes without end would cost the agent a core.
+const MAX_DRAINED: usize = 1 << 20;
 /// How much of the guest agent's words an error quotes.
 const MAX_QUOTE: usize = 300;
 
@@ -53,6 +55,8 @@ pub(crate) enum GuestError {
     Refused(String),
     #[error("it did not end within {} s", .0.as_secs())]
     Late(Duration),
+    #[error("it wrote more than {} MiB, and was ended", .0 >> 20)]
+    Flood(usize),
     #[error("the guest agent answered nonsense: {0}")]
     Nonsense(String),
 }
@@ -179,17 +183,32 @@ impl Guest {
         }))
     }
 
-    /// Runs a program to its end, and keeps at most `keep` bytes of its output.
+    /// Runs a program to its end, and keeps at most `keep` bytes of its output. One that writes 1 MiB more is ended.
     pub(crate) async fn run(&mut self, exec: Exec, limit: Duration, keep: usize) -> Completed {
-        let mut output = Vec::new();
+        self.run_and_drain(exec, limit, keep, MAX_DRAINED).await
+    }
+
+    /// The same with another bound: a program that writes `drain` bytes more than are kept is ended.
+    pub(crate) async fn run_and_drain(
+        &mut self,
+        exec: Exec,
+        limit: Duration,
+        keep: usize,
+        drain: usize,
+    ) -> Completed {
+        let (mut output, mut drained) = (Vec::new(), 0);
         let run = async {
             let mut events = self.exec(exec).await?;
             while let Some(event) = events.next().await {
                 match event? {
                     ExecEvent::Started => {}
                     ExecEvent::Stdout(bytes) | ExecEvent::Stderr(bytes) => {
-                        let space = keep.saturating_sub(output.len());
-                        output.extend_from_slice(&bytes[..bytes.len().min(space)]);
+                        let (kept, rest) = bytes.split_at(bytes.len().min(keep.saturating_sub(output.len())));
+                        output.extend_from_slice(kept);
+                        drained += rest.len();
+                        if drained > drain {
+                            return Err(GuestError::Flood(drain));
+                        }
                     }
                     ExecEvent::Exit(code) => return Ok(code),
                 }

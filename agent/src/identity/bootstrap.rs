@@ -13,7 +13,10 @@ use super::csr::issuance::request_certificate;
 use super::decide::UnusableReason;
 use super::kubeconfig::{after_bootstrap, load};
 use super::store::CertificateStore;
-use super::{ApiAccess, CredentialSources, IdentityError, LOOK_INTERVAL, client_certificate, connection};
+use super::{
+    ApiAccess, CredentialSources, IdentityError, LOOK_INTERVAL, client_certificate, connection,
+    skips_tls_verify,
+};
 use crate::fs::secret_file::write_secret;
 use crate::names::NodeName;
 
@@ -33,6 +36,9 @@ pub(super) async fn bootstrap(
     };
     let unusable = |error| IdentityError::Bootstrap(path.clone(), Box::new(error));
     let (first, config) = load(path).await.map_err(unusable)?;
+    if skips_tls_verify(&first) {
+        return Err(IdentityError::SkipsTlsVerify(path.clone()));
+    }
     let (access, updater) = ApiAccess::new(config);
     let client =
         access.client(None).map_err(|error| IdentityError::Credentials(path.clone(), Box::new(error)))?;
@@ -45,7 +51,8 @@ pub(super) async fn bootstrap(
     let certified = certified.map_err(issuance)?;
     store.set_current(&certified)?;
     // The user may have replaced the file while the request waited.
-    let kubeconfig = load(path).await.map_or(first, |(now, _)| now);
+    let kubeconfig =
+        load(path).await.ok().map(|(now, _)| now).filter(|now| !skips_tls_verify(now)).unwrap_or(first);
     let own = after_bootstrap(&kubeconfig, &store.current_path())
         .ok_or_else(|| unusable(KubeconfigError::CurrentContextNotSet))?;
     let text = serde_saphyr::to_string(&own).map_err(|error| IdentityError::Render(target.clone(), error))?;
@@ -65,7 +72,8 @@ async fn follow(path: &Path, updater: &AccessUpdater) -> Infallible {
             continue;
         }
         // The user may be about to write the file.
-        if let Ok((_, config)) = load(path).await
+        if let Ok((kubeconfig, config)) = load(path).await
+            && !skips_tls_verify(&kubeconfig)
             && connection::client(&config).is_ok()
         {
             info!(bootstrap = %path.display(), "using the new credentials in the bootstrap kubeconfig");

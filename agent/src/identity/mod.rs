@@ -13,11 +13,13 @@ mod connection;
 mod csr;
 mod decide;
 mod kubeconfig;
+mod kubeconfig_flaw;
 pub(crate) mod serving;
 mod store;
 
 pub(crate) use access::ApiAccess;
 pub(crate) use cluster::Cluster;
+pub(crate) use kubeconfig_flaw::{KubeconfigFlaw, kubeconfig_flaws, skips_tls_verify};
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -35,6 +37,7 @@ use self::csr::issuance::{IssuanceError, request_certificate};
 use self::csr::{CLIENT, Requester, WantedCertificate};
 use self::decide::{FoundCredentials, IdentityDecision, UnusableReason, decide, pause};
 use self::kubeconfig::{Loaded, inspect};
+use self::kubeconfig_flaw::access_flaw;
 use self::store::{CertificateStore, StoreError};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -59,6 +62,15 @@ pub(crate) enum IdentityError {
     Kubeconfig { path: PathBuf, reason: UnusableReason },
     #[error("cannot use the bootstrap kubeconfig {}; name another one with --bootstrap-kubeconfig", .0.display())]
     Bootstrap(PathBuf, #[source] Box<KubeconfigError>),
+    /// The agent would trust every server from then on, and the user would not see it in any file of theirs.
+    #[error(
+        "the bootstrap kubeconfig {} has insecure-skip-tls-verify, and the agent would obey every machine that answers in place of the API server; put \
+         certificate-authority-data in its place",
+        .0.display()
+    )]
+    SkipsTlsVerify(PathBuf),
+    #[error("{flaw}; {}", flaw.mend())]
+    Flawed { flaw: KubeconfigFlaw },
     #[error("cannot use the credentials in {}", .0.display())]
     Credentials(PathBuf, #[source] Box<kube::Error>),
     #[error("no certificate for {node} with the bootstrap kubeconfig {}", path.display())]
@@ -91,6 +103,23 @@ pub(crate) struct CredentialSources {
     pub(crate) pki: PathBuf,
 }
 
+impl CredentialSources {
+    /// Refuses files that another user of the machine can change, and tells of those that others can read.
+    fn check_access(&self) -> Result<(), IdentityError> {
+        for flaw in [Some(&self.kubeconfig), self.bootstrap.as_ref()]
+            .into_iter()
+            .flatten()
+            .filter_map(|path| access_flaw(path))
+        {
+            if flaw.is_fatal() {
+                return Err(IdentityError::Flawed { flaw });
+            }
+            warn!("{flaw}; {}", flaw.mend());
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Identity {
     access: ApiAccess,
@@ -112,6 +141,7 @@ impl Identity {
     /// Finds the agent's identity, or bootstraps one, however long that takes.
     pub(crate) async fn establish(sources: CredentialSources, node: NodeName) -> Result<Self, IdentityError> {
         let store = CertificateStore::client(&sources.pki);
+        sources.check_access()?;
         let mut may_bootstrap = sources.bootstrap.is_some();
         loop {
             let found = inspect(&sources.kubeconfig, &store, &node).await;
@@ -126,6 +156,10 @@ impl Identity {
                 IdentityDecision::Refuse(reason) => reason,
                 IdentityDecision::Use | IdentityDecision::Wait(_) | IdentityDecision::Rotate { .. } => {
                     let Ok(loaded) = found else { continue };
+                    if loaded.config.accept_invalid_certs {
+                        let flaw = KubeconfigFlaw::SkipsTlsVerify;
+                        warn!(kubeconfig = %sources.kubeconfig.display(), "{flaw}; {}", flaw.mend());
+                    }
                     let (access, updater) = ApiAccess::new(loaded.config.clone());
                     if let FoundCredentials::Own(lifetime) = &loaded.credentials {
                         info!(ends = %lifetime.ends, rotates = %lifetime.rotates(), "the certificate is the agent's own");

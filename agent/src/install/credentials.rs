@@ -8,6 +8,8 @@ use base64::prelude::BASE64_STANDARD;
 use kube::config::{AuthInfo, Kubeconfig, KubeconfigError};
 use serde_json::json;
 
+use crate::identity::skips_tls_verify;
+
 /// What the agent logs in with.
 #[derive(Clone)]
 pub(crate) enum Credentials {
@@ -29,6 +31,13 @@ pub(crate) enum CredentialsError {
     /// The kubeconfig logs in by another program.
     #[error("the kubeconfig {} logs in by another program, which a Node cannot; give one with a token or a certificate", .0.display())]
     Program(PathBuf),
+    /// The agent would trust every server for ever.
+    #[error(
+        "the bootstrap kubeconfig {} has insecure-skip-tls-verify, and the agent would obey every machine that answers in place of the API server; put \
+         certificate-authority-data in its place",
+        .0.display()
+    )]
+    SkipsTlsVerify(PathBuf),
     /// A file that the kubeconfig names cannot be read.
     #[error("the kubeconfig {} names {file}, which cannot be read", kubeconfig.display())]
     File {
@@ -72,6 +81,15 @@ impl fmt::Debug for Credentials {
 /// The API server of a kubeconfig with one cluster.
 pub(crate) fn server(kubeconfig: &Kubeconfig) -> Option<&str> {
     kubeconfig.clusters.first()?.cluster.as_ref()?.server.as_deref()
+}
+
+/// The same for a bootstrap: the agent's own kubeconfig will trust whom this one trusts.
+pub(crate) fn read_bootstrap(path: &Path) -> Result<Kubeconfig, CredentialsError> {
+    let kubeconfig = read(path)?;
+    if skips_tls_verify(&kubeconfig) {
+        return Err(CredentialsError::SkipsTlsVerify(path.to_owned()));
+    }
+    Ok(kubeconfig)
 }
 
 /// Reads a kubeconfig, and makes it complete: its current context only, with the contents of the files that it names.
@@ -162,6 +180,11 @@ mod tests {
         let program = refused(&kubeconfig("{exec: {apiVersion: v1, command: aws}}"));
         assert!(matches!(program, CredentialsError::Program(_)), "{program}");
         assert!(matches!(refused("{}"), CredentialsError::NoContext(_)));
+        let insecure = kubeconfig("{token: t}")
+            .replace("certificate-authority: ca.crt", "insecure-skip-tls-verify: true");
+        let path = write(dir.path(), "kubeconfig", &insecure);
+        assert!(matches!(read_bootstrap(&path), Err(CredentialsError::SkipsTlsVerify(_))));
+        assert!(read(&path).is_ok(), "the agent uses a kubeconfig of the user as it is");
         assert!(matches!(refused(&kubeconfig("{tokenFile: nowhere}")), CredentialsError::File { .. }));
         assert!(matches!(read(Path::new("/nowhere")), Err(CredentialsError::Kubeconfig(..))));
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use launchd::{Call, CallOutput, ConsoleUser, Host, HostError};
+use launchd::{Call, CallOutput, ConsoleUser, Host, HostError, VM_FIREWALL_ANCHOR};
 
 /// How long a small program may take.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -107,6 +107,18 @@ impl<'h, H: Host> MacPrograms<'h, H> {
         };
         let output = self.ask(&["/bin/launchctl", "print", &format!("gui/{uid}")]).await?;
         Ok(output.is_success() && output.stdout.contains("session = Aqua"))
+    }
+
+    /// Whether pf is on and has the rules that keep VMs from private networks and from the Mac; `None` if it does not tell, as to any user but root.
+    pub(crate) async fn has_vm_firewall(&self) -> Result<Option<bool>, MacError> {
+        let pfctl = ["/usr/bin/sudo", "-n", "/sbin/pfctl"];
+        let rules = self.ask(&[&pfctl[..], &["-a", VM_FIREWALL_ANCHOR, "-s", "rules"]].concat()).await?;
+        let info = self.ask(&[&pfctl[..], &["-s", "info"]].concat()).await?;
+        if !rules.is_success() || !info.is_success() {
+            return Ok(None);
+        }
+        let has_rules = rules.stdout.lines().any(|line| line.starts_with("block"));
+        Ok(Some(has_rules && info.stdout.contains("Status: Enabled")))
     }
 
     /// Whether the login keychain of a user is unlocked; `None` if there is none, or this process may not ask.

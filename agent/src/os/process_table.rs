@@ -27,13 +27,28 @@ pub(crate) struct RunningProcess {
 /// The prefix of the agent's own variables.
 const PREFIX: &str = "TART_KUBELET_";
 
+/// How many processes are looked at together. The environments of all processes of a Mac are more than all that the agent keeps in
+/// memory, and the memory that they take once stays the agent's.
+const BATCH: usize = 16;
+
 /// All processes but this one.
 pub(crate) fn others() -> Result<Vec<RunningProcess>, TableError> {
-    let mut system = System::new().map_err(TableError)?;
     let kind = ProcessRefreshKind::nothing().without_tasks();
+    let pids: Vec<_> = look(ProcessesToUpdate::All, kind)?.processes().keys().copied().collect();
     let kind = kind.with_cmd(UpdateKind::Always).with_environ(UpdateKind::Always);
-    system.refresh_processes_specifics(ProcessesToUpdate::All, true, kind);
-    Ok(system.processes().values().filter_map(RunningProcess::of).filter(|one| one.pid != getpid()).collect())
+    let mut others = Vec::new();
+    for some in pids.chunks(BATCH) {
+        let system = look(ProcessesToUpdate::Some(some), kind)?;
+        let found = system.processes().values().filter_map(RunningProcess::of);
+        others.extend(found.filter(|one| one.pid != getpid()));
+    }
+    Ok(others)
+}
+
+fn look(which: ProcessesToUpdate<'_>, kind: ProcessRefreshKind) -> Result<System, TableError> {
+    let mut system = System::new().map_err(TableError)?;
+    system.refresh_processes_specifics(which, true, kind);
+    Ok(system)
 }
 
 impl RunningProcess {

@@ -45,8 +45,11 @@ fn finding(
             let line = command.join(" ");
             ProbeResult::Failed(format!("command timed out: {line:?} timed out after {limit:?}"))
         }
-        // The agent cannot tell whether the guest or its guest agent failed. Either way the probe fails.
-        Err(error @ GuestError::Unreachable(_)) => ProbeResult::Failed(chain(&error)),
+        // The agent cannot tell whether the guest or its guest agent failed. Either way the probe fails, as that of a guest that writes
+        // without end does.
+        Err(error @ (GuestError::Unreachable(_) | GuestError::Flood(_))) => {
+            ProbeResult::Failed(chain(&error))
+        }
         // Some guest agents close the stream before they send the exit code.
         Err(error) => ProbeResult::Errored(chain(&error)),
     }

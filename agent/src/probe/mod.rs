@@ -7,12 +7,12 @@ mod event_budget;
 mod exec;
 mod grpc;
 pub(crate) mod http;
+pub(crate) mod reach;
 mod result;
 pub(crate) mod spec;
 pub(crate) mod state;
 mod tcp;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use crate::apiserver::events::EventReason;
 use crate::clock;
 use crate::guest::Guest;
 use event_budget::EventBudget;
+use reach::Reach;
 use result::{ProbeResult, find};
 use spec::{ProbeKind, Probes};
 use state::{ContainerHealth, DueProbe, ProbeState};
@@ -32,7 +33,7 @@ use state::{ContainerHealth, DueProbe, ProbeState};
 /// What is probed.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    pub(crate) address: IpAddr,
+    pub(crate) reach: Reach,
     /// The connection to the guest agent.
     pub(crate) guest: Guest,
     /// The argv prefix that runs a command as the container's user; empty if the guest's user runs it directly.

@@ -71,12 +71,14 @@ pub(super) async fn find(spec: &ProbeSpec, target: &Target) -> ProbeResult {
 }
 
 async fn once(action: &Action, spec: &ProbeSpec, target: &Target) -> ProbeResult {
-    let limit = spec.timeout;
-    let pod = target.address.to_string();
+    let (limit, reach) = (spec.timeout, target.reach);
+    let pod = reach.guest.to_string();
     match action {
         Action::Exec(command) => exec::probe(target, command, limit).await,
-        Action::HttpGet(get) => http(get.send(target.address, Purpose::Probe, limit).await),
-        Action::TcpSocket { host, port } => tcp::probe(host.as_deref().unwrap_or(&pod), *port, limit).await,
+        Action::HttpGet(get) => http(get.send(reach, Purpose::Probe, limit).await),
+        Action::TcpSocket { host, port } => {
+            tcp::probe(host.as_deref().unwrap_or(&pod), *port, reach, limit).await
+        }
         Action::Grpc { port, service } => grpc::probe(&pod, *port, service, limit).await,
     }
 }

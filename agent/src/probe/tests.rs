@@ -10,7 +10,7 @@ fn spec(failure_threshold: u32) -> ProbeSpec {
 
 fn target() -> Target {
     Target {
-        address: "127.0.0.1".parse().unwrap(),
+        reach: Reach { guest: "127.0.0.1".parse().unwrap(), local: false },
         guest: crate::guest::Guest::new("/nowhere".as_ref()),
         enter: Vec::new(),
         probe: Vec::new(),

@@ -119,7 +119,7 @@ impl Shim {
         scripts: Option<&ContainerScripts>,
         name: &'static str,
     ) -> HookResult {
-        let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, address).await };
+        let Hook::Exec(argv) = hook else { return hooks::run_outside(hook, self.hook_reach(address)).await };
         let Ok((mut guest, _)) = timeout(self.spec.boot_limit, self.guest_agent()).await else {
             return Err(HookError::NoAgent);
         };

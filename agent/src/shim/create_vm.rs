@@ -52,66 +52,7 @@ impl Shim {
     }
 
     async fn configure(&self) -> Result<(), TartError> {
-        let asked = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
-        let serial = self.spec.serial;
-        let mut result = self.tart.configure(&self.spec.vm, asked, serial).await;
-        for size in larger(asked) {
-            match result {
-                Err(error) if error.fault() == Some(Fault::BadSize) => {
-                    result = self.tart.configure(&self.spec.vm, size, serial).await;
-                }
-                done => return done,
-            }
-            if result.is_ok() {
-                self.report_exceeded_limits(size);
-            }
-        }
-        result
-    }
-
-    /// Leaves a notice of the limits that the image's own size exceeds.
-    fn report_exceeded_limits(&self, size: Size) {
-        let cpu = self.spec.cpu.filter(|_| self.spec.cpu_is_limit && size.cpu.is_none());
-        let memory = self.spec.memory_mib.filter(|_| self.spec.memory_is_limit && size.memory_mib.is_none());
-        let exceeded =
-            [cpu.map(|cores| format!("cpu ({cores})")), memory.map(|mib| format!("memory ({mib} MiB)"))];
-        let exceeded: Vec<String> = exceeded.into_iter().flatten().collect();
-        if !exceeded.is_empty() {
-            let message = format!(
-                "the image needs a larger VM than the container's limits allow: {}; the VM is as large as its image has it",
-                exceeded.join(", ")
-            );
-            self.notice("LimitsTooSmall", message);
-        }
-    }
-}
-
-/// The sizes to try when the image needs a larger VM: its own cores, its own memory, or both. No VM of it can be smaller, and most limits
-/// are written for containers.
-fn larger(size: Size) -> Vec<Size> {
-    let more_cpu = Size { cpu: None, ..size };
-    let more_memory = Size { memory_mib: None, ..size };
-    let mut sizes = vec![more_cpu, more_memory, Size::default()];
-    sizes.retain(|other| *other != size);
-    sizes.dedup();
-    sizes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn larger_sizes_keep_what_they_can_of_the_asked_one() {
-        let of = |cpu, memory_mib| Size { cpu, memory_mib };
-        let (more_cpu, more_memory) = (of(None, Some(64)), of(Some(1), None));
-        let table = [
-            (of(Some(1), Some(64)), vec![more_cpu, more_memory, Size::default()]),
-            (of(Some(1), None), vec![Size::default()]),
-            (Size::default(), vec![]),
-        ];
-        for (size, expected) in table {
-            assert_eq!(larger(size), expected, "{size:?}");
-        }
+        let size = Size { cpu: self.spec.cpu, memory_mib: self.spec.memory_mib };
+        self.tart.configure(&self.spec.vm, size, self.spec.serial).await
     }
 }

@@ -55,6 +55,7 @@ mod shim_spec;
 mod tart_home_owner;
 mod tart_home_record;
 mod tolerant;
+mod vm_memory;
 mod vm_run;
 
 pub(crate) use crate::fs::file::FileError;

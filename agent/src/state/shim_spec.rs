@@ -30,12 +30,6 @@ pub(crate) struct ShimSpec {
     /// The image's own size when absent.
     #[serde(default)]
     pub(crate) memory_mib: Option<u64>,
-    /// Whether `cpu` is the container's limit: the shim leaves a notice when the image needs more.
-    #[serde(default)]
-    pub(crate) cpu_is_limit: bool,
-    /// The same for `memory_mib`.
-    #[serde(default)]
-    pub(crate) memory_is_limit: bool,
     /// The VM's serial number.
     #[serde(default)]
     pub(crate) serial: Serial,
@@ -74,6 +68,9 @@ pub(crate) struct ShimSpec {
     /// The file of macOS's DHCP server.
     #[serde(default)]
     pub(crate) dhcp_leases: Option<PathBuf>,
+    /// Whether hooks may name this Mac itself as their `host`.
+    #[serde(default)]
+    pub(crate) local_probe_hosts: bool,
     /// How often in a row the container had failed before this run; sets the back-off after it.
     #[serde(default)]
     pub(crate) crashes: u32,

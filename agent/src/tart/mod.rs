@@ -41,6 +41,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 
+use crate::fs::file::{self, FileError};
 use crate::names::{BaseName, ImageDigest, VmName, full_name};
 use crate::os::dhcp_leases::MacAddress;
 use crate::os::process_table::TableError;
@@ -74,6 +75,15 @@ pub(crate) struct Size {
     pub(crate) memory_mib: Option<u64>,
 }
 
+/// How large the VMs of an image are, as the image says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ImageSize {
+    pub(crate) cpu: u32,
+    pub(crate) cpu_min: u32,
+    pub(crate) memory_mib: u64,
+    pub(crate) memory_min_mib: u64,
+}
+
 /// The serial number of a VM, by which Apple's services know a Mac.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -102,6 +112,27 @@ impl FromStr for Serial {
 #[serde(rename_all = "camelCase")]
 struct Config {
     mac_address: String,
+}
+
+/// The part of `config.json` that says how large a VM is. tart takes a missing minimum for none.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct SizeConfig {
+    cpu_count: u32,
+    cpu_count_min: u32,
+    memory_size: u64,
+    memory_size_min: u64,
+}
+
+impl From<SizeConfig> for ImageSize {
+    fn from(config: SizeConfig) -> Self {
+        Self {
+            cpu: config.cpu_count,
+            cpu_min: config.cpu_count_min,
+            memory_mib: config.memory_size >> 20,
+            memory_min_mib: config.memory_size_min.div_ceil(1 << 20),
+        }
+    }
 }
 
 impl Tart {
@@ -331,6 +362,16 @@ impl Tart {
         let config = std::fs::read(self.vm_dir(vm).join("config.json"))?;
         let config: Config = serde_json::from_slice(&config)?;
         config.mac_address.parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// The size of an image's VMs: of its base VM, or of the image itself when a user has deleted that.
+    pub(crate) fn image_size(&self, base: &BaseName, image: &ImageDigest) -> Result<ImageSize, FileError> {
+        let of = |dir: PathBuf| file::read::<SizeConfig>(&dir.join("config.json"));
+        let config = match of(self.base_dir(base))? {
+            Some(config) => config,
+            None => of(cache::dir(&self.cache(), image))?.unwrap_or_default(),
+        };
+        Ok(config.into())
     }
 
     /// Stops a VM, and kills it after `grace`; a VM that does not run is fine.

@@ -1,9 +1,11 @@
 //! The disk usage of a Pod: its volumes, its logs, and what its VM has beyond its image.
 //!
-//! What a guest has overwritten of its image does not count: the metadata of files tell how many blocks they have, not how many they share.
+//! What a guest has overwritten of its image counts on APFS, which tells how many blocks a VM's disk shares. Elsewhere files tell only how many
+//! they have.
 
 use crate::fs::disk_usage::size_on_disk;
 use crate::fs::file::FileError;
+use crate::fs::private_size::private_size;
 use crate::names::{BaseName, VmName};
 use crate::state::PodDir;
 use crate::tart::Tart;
@@ -31,7 +33,13 @@ fn beyond_image(tart: &Tart, vm: &VmName, base: Option<&BaseName>) -> Option<u64
     // Without its base, the VM's own part is not known, and no Pod is evicted for the size of its image.
     let Some(base) = base.filter(|base| tart.has_base(base)) else { return Some(0) };
     let shared = size_on_disk(&tart.base_dir(base))?;
-    Some(size_on_disk(&tart.vm_dir(vm))?.saturating_sub(shared))
+    let grown = size_on_disk(&tart.vm_dir(vm))?.saturating_sub(shared);
+    Some(own_part(grown, private_size(&tart.vm_dir(vm).join("disk.img"))))
+}
+
+/// What a VM takes of the disk beyond its image. A snapshot of the disk shares all blocks that were there, which then are private to no file.
+fn own_part(grown: u64, private: Option<u64>) -> u64 {
+    grown.max(private.unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -44,6 +52,14 @@ mod tests {
     use std::path::Path;
 
     const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_vm_takes_what_it_has_grown_by_or_shares_with_no_file() {
+        // The last one has been in a snapshot since it grew.
+        for (grown, private, own) in [(5, None, 5), (0, Some(7), 7), (5, Some(7), 7), (5, Some(0), 5)] {
+            assert_eq!(own_part(grown, private), own, "{grown} {private:?}");
+        }
+    }
 
     fn fill(dir: &Path, mib: usize) {
         fs::create_dir_all(dir).unwrap();

@@ -51,7 +51,11 @@ impl Components<'_> {
 
     pub(super) fn api_server(&self, flags: &[String]) -> Result<Process> {
         let pki = &self.control_plane.pki;
-        let mut server = self.command("kube-apiserver");
+        // Of another release, if a variable names one.
+        let mut server = match std::env::var_os("TART_KUBELET_TEST_API_SERVER") {
+            Some(program) => self.control_plane.sandbox.command(program),
+            None => self.command("kube-apiserver"),
+        };
         server.args(["--etcd-servers", &self.etcd_url()]);
         server.args(["--bind-address", "127.0.0.1", "--advertise-address", "127.0.0.1"]);
         server.args(["--secure-port", &self.ports.api_server.to_string()]);

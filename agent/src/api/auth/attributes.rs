@@ -14,7 +14,7 @@ pub(crate) struct Attributes {
 impl Attributes {
     /// Commands, terminals and connections need `create`, whatever the method. The kubelet asks for `get` when a WebSocket begins with a
     /// GET, so that an account which may only read Nodes can run commands in all their Pods.
-    pub(super) fn of(method: &Method, path: &str) -> Self {
+    pub(in crate::api) fn of(method: &Method, path: &str) -> Self {
         let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
         let verb = match (first, method) {
             ("exec" | "attach" | "portForward" | "run", _) | (_, &Method::POST) => "create",
@@ -36,6 +36,11 @@ impl Attributes {
             _ => &["proxy"],
         };
         Self { verb, subresources }
+    }
+
+    #[cfg(test)]
+    pub(in crate::api) fn verb(&self) -> &'static str {
+        self.verb
     }
 }
 

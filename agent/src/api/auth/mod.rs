@@ -7,6 +7,7 @@ mod cache;
 mod client_ca;
 mod user;
 
+pub(super) use attributes::Attributes;
 pub(super) use client_ca::AskForCertificate;
 pub(crate) use client_ca::{ClientCa, ClientCaError, PeerCertificates};
 
@@ -23,7 +24,6 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
-use self::attributes::Attributes;
 use self::cache::Cache;
 use self::user::User;
 use super::response::{self, Body};
@@ -222,7 +222,7 @@ fn access_review(user: &User, verb: &str, subresource: &str, node: &NodeName) ->
 }
 
 /// The token of `Authorization: Bearer …`.
-fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+pub(super) fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.trim().split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= MAX_TOKEN).then_some(token)

@@ -8,8 +8,6 @@
 //! handler with it.
 
 pub(crate) mod forwarded_ports;
-#[cfg(test)]
-mod fuzz;
 pub(crate) mod negotiation;
 pub(crate) mod remote_command;
 pub(crate) mod spdy;

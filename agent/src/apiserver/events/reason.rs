@@ -24,6 +24,7 @@ pub(crate) enum EventReason {
     Pulled,
     Pulling,
     ShimStuck,
+    SmallerVM,
     Started,
     StatusRefused,
     Unhealthy,

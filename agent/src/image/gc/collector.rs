@@ -13,7 +13,7 @@ use super::pass_queue::{PassCount, PassQueue, PassTurn};
 use super::space_limit::image::ImageSpaceLimits;
 use super::{
     Image, ImageGcObservation, ImageVerdict, ImageVerdictReason, Need, PassStage, SpaceResult, Watermarks,
-    choose,
+    choose, is_short,
 };
 use crate::error_chain::chain;
 use crate::fs::blocking_io::{LOOK_LIMIT, within};
@@ -124,15 +124,20 @@ impl ImageCollector {
         Self { images, policy, queue: PassQueue::default(), image_limits: ImageSpaceLimits::default() }
     }
 
-    /// Frees space on the disk of a path, unless images are on another one.
+    /// Frees space on the disk of a path, unless images are on another one, or the disk is not full: tart repeats words of registries, and
+    /// no registry may have images deleted.
     pub(super) async fn free_space(self: &Arc<Self>, path: &Path, image: Option<String>) -> SpaceResult {
         let since = self.passes();
         let (tart, path) = (self.images.tart.clone(), path.to_owned());
-        match within(LOOK_LIMIT, move || tart.shares_disk_with(&path)).await {
-            Some(true) => self.pass(PassStage::Requested, since, image).await,
-            Some(false) => SpaceResult::OtherDisk,
-            None => {
-                warn!("cannot free disk space: the disk does not say which one a path is on");
+        match within(LOOK_LIMIT, move || (tart.shares_disk_with(&path), volume(&path))).await {
+            Some((false, _)) => SpaceResult::OtherDisk,
+            Some((true, Some(space))) if !is_short(space) => {
+                info!(available = space.available, "no image is deleted: the disk has space left");
+                SpaceResult::NotFull
+            }
+            Some((true, Some(_))) => self.pass(PassStage::Requested, since, image).await,
+            Some((true, None)) | None => {
+                warn!("cannot free disk space: the disk does not say how full it is");
                 SpaceResult::Unknown
             }
         }

@@ -65,6 +65,11 @@ impl Watermarks {
     }
 }
 
+/// Whether a disk has so little left that a requester may have found it full: less than an image may need beyond what has arrived of it.
+fn is_short(space: Availability) -> bool {
+    space.available < 20 << 30 || space.available <= Watermarks::free_at(space.total, 85)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassStage {
     /// Without a request, images go if the high watermark is reached.

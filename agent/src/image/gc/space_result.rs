@@ -10,6 +10,7 @@ pub(crate) enum SpaceResult {
     DeletionFailed,
     Unknown,
     OtherDisk,
+    NotFull,
     Disabled,
     TooEarly,
     NotEnough,
@@ -17,12 +18,13 @@ pub(crate) enum SpaceResult {
 
 impl SpaceResult {
     #[cfg(test)]
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Freed,
         Self::NoCandidate,
         Self::DeletionFailed,
         Self::Unknown,
         Self::OtherDisk,
+        Self::NotFull,
         Self::Disabled,
         Self::TooEarly,
         Self::NotEnough,
@@ -50,6 +52,7 @@ impl SpaceResult {
             Self::OtherDisk => {
                 "no image is deleted for it: images are on another disk than the one that is full"
             }
+            Self::NotFull => "no image is deleted for it: the disk itself says that it has space left",
             Self::Disabled => "with `--disable-vm-gc` the agent deletes no image for it",
             Self::TooEarly => {
                 "the images that were deleted for it were not enough; another one may go in a while"

@@ -183,3 +183,22 @@ proptest! {
         prop_assert!(!(before != ImageVerdict::Delete && verdict(&used) == ImageVerdict::Delete));
     }
 }
+
+#[test]
+fn a_disk_is_short_with_little_left_or_a_small_part() {
+    const GIB: u64 = 1 << 30;
+    let table = [
+        (0, 100, true),
+        (19, 100, true),
+        (20, 100, false),
+        (41, 250, false),
+        (37, 250, true),
+        (150, 1000, true),
+        (151, 1000, false),
+        (300, 1000, false),
+    ];
+    for (available, total, short) in table {
+        let space = Availability { available: available * GIB, total: total * GIB };
+        assert_eq!(is_short(space), short, "{available} of {total} GiB");
+    }
+}

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::observation::{ApiAnswer, Observation, TartAnswer};
+use crate::identity::KubeconfigFlaw;
 
 /// Addresses run out when guests keep them for longer than this: macOS has 253 for VMs.
 const MAX_LEASE_SECONDS: u32 = 3600;
@@ -97,7 +98,9 @@ pub(crate) fn judge(seen: &Observation) -> Vec<Finding> {
         disk(seen),
         full_disk_access(seen),
         signature(seen),
+        vm_firewall(seen),
     ];
+    findings.extend(kubeconfig(seen));
     findings.extend(api_server(seen));
     findings
 }
@@ -262,6 +265,42 @@ fn signature(seen: &Observation) -> Finding {
     }
 }
 
+fn vm_firewall(seen: &Observation) -> Finding {
+    const CHECK: &str = "network of guests";
+    const MEND: &str = "tart-provider host apply for this Mac, or run only Pods that you trust";
+    match seen.has_vm_firewall {
+        Some(true) => {
+            Finding::ok(CHECK, "the VM firewall keeps guests from private networks and from the Mac itself")
+        }
+        Some(false) => Finding::bad(
+            CHECK,
+            Level::Warning,
+            "guests reach the Mac, its network and link-local addresses: the VM firewall is not loaded",
+            MEND,
+        ),
+        None => Finding::bad(
+            CHECK,
+            Level::Warning,
+            "pfctl does not tell whether the VM firewall is loaded; without it guests reach the Mac and its network",
+            "run doctor with sudo",
+        ),
+    }
+}
+
+/// The kubeconfig, on a Mac that has joined.
+fn kubeconfig(seen: &Observation) -> Vec<Finding> {
+    const CHECK: &str = "kubeconfig";
+    match seen.kubeconfig.as_deref() {
+        None => Vec::new(),
+        Some([]) => vec![Finding::ok(CHECK, "only the agent's user reads it, and it names whom to trust")],
+        Some(flaws) => {
+            let finding =
+                |flaw: &KubeconfigFlaw| Finding::bad(CHECK, Level::Warning, flaw.to_string(), &flaw.mend());
+            flaws.iter().map(finding).collect()
+        }
+    }
+}
+
 /// The API server and the clock, on a Mac that has joined.
 fn api_server(seen: &Observation) -> Vec<Finding> {
     const API: &str = "API server";
@@ -318,6 +357,8 @@ mod tests {
             is_home_readable: Some(true),
             signature: Some(true),
             has_job: true,
+            has_vm_firewall: Some(true),
+            kubeconfig: Some(Vec::new()),
             api_server: Some(ApiAnswer::Answered(Some(2))),
         }
     }
@@ -329,7 +370,7 @@ mod tests {
             findings.iter().all(|finding| finding.level == Level::Ok && finding.mend.is_none()),
             "{findings:#?}"
         );
-        assert_eq!(findings.len(), 12);
+        assert_eq!(findings.len(), 14);
     }
 
     #[test]
@@ -389,6 +430,19 @@ mod tests {
                 Level::Broken,
                 Some(Fix::Sign),
                 Observation { signature: Some(false), ..good() },
+            ),
+            (
+                "network of guests",
+                Level::Warning,
+                None,
+                Observation { has_vm_firewall: Some(false), ..good() },
+            ),
+            ("network of guests", Level::Warning, None, Observation { has_vm_firewall: None, ..good() }),
+            (
+                "kubeconfig",
+                Level::Warning,
+                None,
+                Observation { kubeconfig: Some(vec![KubeconfigFlaw::SkipsTlsVerify]), ..good() },
             ),
             (
                 "API server",

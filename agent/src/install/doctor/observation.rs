@@ -11,6 +11,7 @@ use launchd::{AGENT_BINARY, AGENT_PLIST, Host};
 use tokio::time::timeout;
 
 use crate::error_chain::chain;
+use crate::identity::{KubeconfigFlaw, kubeconfig_flaws};
 use crate::install::AgentSettings;
 use crate::install::mac::{MacError, MacPrograms};
 use crate::install::node_watch;
@@ -45,6 +46,10 @@ pub(crate) struct Observation {
     pub(crate) signature: Option<bool>,
     /// Whether the agent's job is there as a daemon of the system.
     pub(crate) has_job: bool,
+    /// Whether the firewall of VMs is loaded.
+    pub(crate) has_vm_firewall: Option<bool>,
+    /// What is wrong with the kubeconfig; absent on a Mac that has not joined.
+    pub(crate) kubeconfig: Option<Vec<KubeconfigFlaw>>,
     /// What the API server answers.
     pub(crate) api_server: Option<ApiAnswer>,
 }
@@ -100,6 +105,8 @@ pub(crate) async fn observe<H: Host>(host: &H, settings: &AgentSettings) -> Resu
         is_home_readable,
         signature: if has_program { Some(mac.is_signed(AGENT_BINARY).await?) } else { None },
         has_job: mac.exists(AGENT_PLIST).await?,
+        has_vm_firewall: mac.has_vm_firewall().await?,
+        kubeconfig: settings.kubeconfig.exists().then(|| kubeconfig_flaws(&settings.kubeconfig)),
         api_server: api_server(settings).await,
         console_user: user.map(|user| user.name),
     })

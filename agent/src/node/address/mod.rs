@@ -5,9 +5,7 @@ mod tailscale;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
-
+use crate::os::interface::{Interface, interfaces};
 use tailscale::TailscaleError;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,18 +30,12 @@ pub(crate) enum AddressError {
     Tailscale(#[from] TailscaleError),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Interface {
-    name: String,
-    address: IpAddr,
-}
-
 impl AddressSource {
     /// The address at the start of the agent. With `Auto`, the network may come up later: no address is no error then.
     pub(crate) async fn first(&self) -> Result<Option<IpAddr>, AddressError> {
         match self {
-            Self::Given(address) => check(*address, &interfaces()).map(Some),
-            Self::Auto => Ok(choose(&interfaces())),
+            Self::Given(address) => check(*address, &up()).map(Some),
+            Self::Auto => Ok(choose(&up())),
             Self::Tailscale(program) => Ok(Some(tailscale::address(program).await?)),
         }
     }
@@ -53,7 +45,7 @@ impl AddressSource {
         match self {
             Self::Given(_) | Self::Tailscale(_) => before,
             Self::Auto => {
-                let found = interfaces();
+                let found = up();
                 // An address that is still there stays, because the order of interfaces may change.
                 let still = before.filter(|before| found.iter().any(|known| known.address == *before));
                 still.or_else(|| choose(&found)).or(before)
@@ -62,15 +54,9 @@ impl AddressSource {
     }
 }
 
-fn interfaces() -> Vec<Interface> {
-    let up = getifaddrs().into_iter().flatten().filter(|found| found.flags.contains(InterfaceFlags::IFF_UP));
-    up.filter_map(|found| {
-        let socket = found.address?;
-        let v4 = socket.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        let address = v4.or_else(|| socket.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))?;
-        Some(Interface { name: found.interface_name, address })
-    })
-    .collect()
+/// The interfaces that are up; none while the machine cannot tell.
+fn up() -> Vec<Interface> {
+    interfaces().unwrap_or_default().into_iter().filter(|one| one.is_up).collect()
 }
 
 fn choose(found: &[Interface]) -> Option<IpAddr> {
@@ -105,6 +91,7 @@ mod tests {
         let interface = |(name, address): &(&str, &str)| Interface {
             name: (*name).to_owned(),
             address: address.parse().unwrap(),
+            is_up: true,
         };
         list.iter().map(interface).collect()
     }

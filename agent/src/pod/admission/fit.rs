@@ -16,7 +16,7 @@ const NO_PLACE: &str = "; macOS runs two VMs at a time: when a Pod of this Node 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ResourceRequests {
     cpu_milli: u64,
-    memory: u64,
+    pub(crate) memory: u64,
     pub(crate) storage: u64,
     ports: Vec<Port>,
 }

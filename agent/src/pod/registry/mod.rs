@@ -3,7 +3,7 @@
 pub(crate) mod slots;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
@@ -16,6 +16,8 @@ use slots::VmSlots;
 pub(crate) struct PodRegistry {
     workers: watch::Sender<Workers>,
     pub(super) slots: VmSlots,
+    /// Held by the worker that gives its Pod's VM a size, until the plan with the size is written.
+    pub(super) sizing: Arc<Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +50,11 @@ pub(crate) struct PlanGuard {
 impl PodRegistry {
     /// For a Mac that runs so many VMs at once.
     pub(crate) fn new(vm_limit: usize) -> Self {
-        Self { workers: watch::Sender::new(Workers::default()), slots: VmSlots::new(vm_limit) }
+        Self {
+            workers: watch::Sender::new(Workers::default()),
+            slots: VmSlots::new(vm_limit),
+            sizing: Arc::default(),
+        }
     }
 
     /// Enters a Pod that gets a worker.

@@ -249,15 +249,10 @@ fn over(
         (RestartDecision::Restart { delay: Duration::ZERO, .. }, _) if is_final_end(seen.desired, &end) => {
             (context.waiting_of(container, context.creating()), Some(end))
         }
-        (
-            RestartDecision::Restart { delay: Duration::ZERO, .. }
-            | RestartDecision::Succeeded
-            | RestartDecision::Failed,
-            _,
-        ) => (end, None),
-        (RestartDecision::Restart { delay, .. }, _) => {
+        (RestartDecision::Restart { delay, .. }, _) if delay > Duration::ZERO => {
             (backing_off(context.pod, container, delay), Some(end))
         }
+        (_, _) => (end, None),
     }
 }
 

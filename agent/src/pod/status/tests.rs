@@ -195,15 +195,15 @@ fn init_vm(restart: u32, ending: Option<Ending>, now: Option<InitStage>) -> VmRu
 }
 
 /// How an init container has ended.
-fn init_over(code: i32) -> Option<InitStage> {
-    Some(InitStage::Over(Outcome { ending: exited(code), started_at: Some(at(50)), finished_at: at(60) }))
+fn init_over(code: i32) -> InitStage {
+    InitStage::Over(Outcome { ending: exited(code), started_at: Some(at(50)), finished_at: at(60) })
 }
 
 #[test]
 fn a_pod_whose_init_container_has_a_vm_of_its_own_waits_until_it_is_over() {
     let failed = || Ending::InitFailed { container: "init".into(), code: 3 };
     let lost = || Some(Ending::Lost);
-    let initialized = || init_vm(0, Some(Ending::Initialized), init_over(0));
+    let initialized = || init_vm(0, Some(Ending::Initialized), Some(init_over(0)));
     let running = || init_vm(0, None, Some(InitStage::Running(at(50))));
     let backs_off = "waiting CrashLoopBackOff";
     let table = [
@@ -212,7 +212,7 @@ fn a_pod_whose_init_container_has_a_vm_of_its_own_waits_until_it_is_over() {
         (seen(NEVER, vec![initialized()]), "Pending", "terminated 0"),
         (seen(NEVER, vec![initialized(), VmRunView::example(1)]), "Pending", "terminated 0"),
         // The init container's end is that of its VM.
-        (seen(NEVER, vec![init_vm(0, Some(failed()), init_over(3))]), "Failed", "terminated 3"),
+        (seen(NEVER, vec![init_vm(0, Some(failed()), Some(init_over(3)))]), "Failed", "terminated 3"),
         (seen(NEVER, vec![init_vm(0, lost(), Some(InitStage::Running(at(50))))]), "Failed", "terminated 137"),
         (seen(NEVER, vec![init_vm(0, lost(), None)]), "Failed", "terminated 137"),
         (seen(ALWAYS, vec![init_vm(0, lost(), None)]), "Pending", "terminated 137"),
@@ -247,7 +247,7 @@ fn a_pod_whose_init_container_has_a_vm_of_its_own_waits_until_it_is_over() {
 fn an_init_container_shows_the_vm_that_it_has_run_in() {
     let spec = init_vm(0, None, None).spec.unwrap();
     let ran_in = Some(InitVm { vm: spec.vm, image: spec.image, image_name: spec.image_name });
-    let before = InitState { now: init_over(0).unwrap(), ran_in, ..InitState::new("init") };
+    let before = InitState { now: init_over(0), ran_in, ..InitState::new("init") };
     let mut main = vm_run(1, RUNNING, None);
     let spec = main.spec.as_mut().unwrap();
     (spec.init_before, spec.main_restarts) = (vec![before], Some(0));

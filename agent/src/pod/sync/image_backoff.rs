@@ -8,11 +8,12 @@ use crate::backoff::IMAGE_PULL;
 use crate::error_chain::chain;
 use crate::image::ImageError;
 use crate::pod::status::Trouble;
+use crate::pod::sync::vm_size::SizeError;
 
 /// How long the status shows the error before the back-off.
 const ERROR_SHOWN: Duration = Duration::from_secs(5);
 
-/// A failure to have an image ready.
+/// A failure to have an image ready, or to make a VM of it.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageFailure {
     image: String,
@@ -30,6 +31,19 @@ impl ImageFailure {
         let delay = IMAGE_PULL.next(before.map(|before| before.delay));
         let is_pull = !matches!(error, ImageError::NeverPull(_) | ImageError::Look { .. });
         Self { image: image.to_owned(), reason: error.reason(), is_pull, message: chain(error), at, delay }
+    }
+
+    /// An image whose VM cannot have a size. Room comes when another Pod goes, and so the agent looks for it often.
+    pub(crate) fn of_size(image: &str, error: &SizeError, before: Option<&Self>, at: Timestamp) -> Self {
+        let before = before.filter(|_| matches!(error, SizeError::LimitTooSmall { .. }));
+        let delay = IMAGE_PULL.next(before.map(|before| before.delay));
+        let (image, reason) = (image.to_owned(), "CreateContainerConfigError");
+        Self { image, reason, is_pull: false, message: error.to_string(), at, delay }
+    }
+
+    /// The reason that the status shows.
+    pub(crate) fn reason(&self) -> &'static str {
+        self.reason
     }
 
     pub(crate) fn is_about(&self, image: Option<&str>) -> bool {
@@ -88,6 +102,23 @@ mod tests {
     fn only_a_failed_pull_shows_a_back_off() {
         let never = ImageFailure::new("a/b:1", &ImageError::NeverPull("a/b:1".into()), None, at(0));
         assert_eq!((never.shown(at(9)).reason, never.turns_at()), ("ErrImageNeverPull", None));
+    }
+
+    #[test]
+    fn an_image_without_room_is_tried_often_and_one_above_the_limit_ever_less() {
+        let limit =
+            SizeError::LimitTooSmall { resource: "cpu", least: "2 cores".into(), limit: "1 core".into() };
+        for (error, expected) in
+            [(limit, [10, 20, 40]), (SizeError::NoRoom { least: 2, left: 1 }, [10, 10, 10])]
+        {
+            let mut failure = ImageFailure::of_size("a/b:1", &error, None, at(0));
+            let shown = failure.shown(at(9));
+            assert_eq!((shown.reason, shown.message), ("CreateContainerConfigError", error.to_string()));
+            for delay in expected {
+                assert_eq!(failure.retry_at(), at(delay), "{error}");
+                failure = ImageFailure::of_size("a/b:1", &error, Some(&failure), at(0));
+            }
+        }
     }
 
     #[test]

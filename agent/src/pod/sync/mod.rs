@@ -7,3 +7,4 @@ pub(crate) mod next_vm;
 pub(crate) mod restart;
 pub(crate) mod start_progress;
 pub(crate) mod time;
+pub(crate) mod vm_size;

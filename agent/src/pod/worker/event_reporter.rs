@@ -304,9 +304,9 @@ impl EventReporter {
         self.reported.missing_input = LastReported::default();
     }
 
-    pub(super) fn image_failed(&mut self, container: ObjectReference, failure: &ImageFailure, reason: &str) {
+    pub(super) fn image_failed(&mut self, container: ObjectReference, failure: &ImageFailure) {
         self.events().about(container, true, EventReason::Failed, &failure.message);
-        self.metrics().failed(reason);
+        self.metrics().failed(failure.reason());
         self.reported.image_backs_off = LastReported::default();
     }
 

@@ -14,6 +14,8 @@ use crate::image::manager::ImageManager;
 use crate::metrics::Metrics;
 use crate::node::start_failures::StartReports;
 use crate::pod::registry::PodRegistry;
+use crate::pod::sync::vm_size::Room;
+use crate::state::StateDir;
 use crate::tart::{Serial, Tart};
 use crate::volume::HostPaths;
 
@@ -21,6 +23,7 @@ use crate::volume::HostPaths;
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) tart: Tart,
+    pub(crate) state: StateDir,
     pub(crate) guests: GuestConnections,
     pub(crate) images: ImageManager,
     pub(crate) registry: PodRegistry,
@@ -41,6 +44,10 @@ pub(crate) struct VmSettings {
     pub(crate) serial: Serial,
     /// The domain of the cluster's Services and Pods.
     pub(crate) cluster_domain: String,
+    /// What the Node has for all Pods together.
+    pub(crate) allocatable: Room,
+    /// Whether probes and hooks may name this Mac itself as their `host`.
+    pub(crate) local_probe_hosts: bool,
     pub(crate) address: watch::Receiver<Option<IpAddr>>,
 }
 

@@ -13,6 +13,7 @@ mod shims;
 mod state_watcher;
 mod teardown;
 mod updates;
+mod vm_size;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,12 +93,7 @@ impl Worker {
         let status = StatusManager::spawn(pods, name.clone(), dir.uid().clone(), targets.events.clone());
         Self {
             watcher: StateWatcher::default(),
-            probes: ProbeManager::new(
-                host.tart.clone(),
-                host.guests.clone(),
-                targets.events.clone(),
-                targets.metrics.clone(),
-            ),
+            probes: ProbeManager::new(&host),
             inputs: Inputs::new(&dir, updates.pods.clone(), &host.inputs, &host.tart),
             fetches: Fetches::default(),
             shims: ShimHistory::default(),

@@ -14,6 +14,7 @@ use super::shim_spec::{self, ContainerInputs};
 use crate::apiserver::events::{EventReason, Events};
 use crate::clock;
 use crate::guest::script::is_shell_name;
+use crate::mutex::lock;
 use crate::names::{ImageDigest, Restart};
 use crate::pod::admission::{VmPlan, read, read_segment, runs_commands};
 use crate::pod::sync::decide::Observation;
@@ -70,17 +71,16 @@ impl Worker {
         };
         let container = || Events::container(&pod, segment.first_field_path());
         let took = begun.elapsed();
+        let before = self.fetches.image_failure.take();
         let image = match image {
             Ok(image) => image,
             Err(error) => {
-                let before = self.fetches.image_failure.take();
                 let failure = ImageFailure::new(&plan.image, &error, before.as_ref(), clock::now());
-                self.reporter.image_failed(container(), &failure, error.reason());
+                self.reporter.image_failed(container(), &failure);
                 self.fetches.image_failure = Some(failure);
                 return Ok(());
             }
         };
-        self.fetches.image_failure = None;
         let inputs = match inputs {
             Ok(inputs) => inputs,
             Err(missing) => {
@@ -90,6 +90,17 @@ impl Worker {
         };
         self.reporter.inputs_are_complete();
         self.disk_space.volumes_lack_space(false);
+        // No two Pods can have the same memory.
+        let _sizing = lock(&self.host.registry.sizing);
+        let size = match self.vm_size(&plan, &image)? {
+            Ok(size) => size,
+            Err(error) => {
+                let failure = ImageFailure::of_size(&plan.image, &error, before.as_ref(), clock::now());
+                self.reporter.image_failed(container(), &failure);
+                self.fetches.image_failure = Some(failure);
+                return Ok(());
+            }
+        };
         self.reporter.metrics().stage_took("pull", took);
         let taken_over = self.taken_over(restart, &segment)?;
         if segment.main.is_some() && taken_over.main_restarts > 0 {
@@ -101,6 +112,7 @@ impl Worker {
             self.reporter.events().about(container(), false, EventReason::Pulled, &note);
         }
         crash_point::point("agent.plan.gathered");
+        let plan = VmPlan { size, ..plan };
         let vm = PlannedVm { plan, segment, image, taken_over, crashes };
         self.write_plan(&pod, vm, &inputs, restart)
     }
@@ -155,8 +167,6 @@ impl Worker {
             tart: self.host.tart.program().to_owned(),
             cpu: plan.size.cpu,
             memory_mib: plan.size.memory_mib,
-            cpu_is_limit: plan.cpu_is_limit,
-            memory_is_limit: plan.memory_is_limit,
             serial: plan.serial.unwrap_or(self.host.vms.serial),
             shares,
             identity: shim_spec::identity(pod, &self.host.vms.cluster_domain),
@@ -170,6 +180,7 @@ impl Worker {
             grace: seconds(spec.termination_grace_period_seconds),
             boot_limit: self.host.vms.boot_limit,
             dhcp_leases: Some(self.host.vms.dhcp_leases.clone()),
+            local_probe_hosts: self.host.vms.local_probe_hosts,
             crashes,
         })?;
         Ok(())

@@ -1,11 +1,12 @@
 //! Keeps the probes of a Pod's container going: from the moment that its VM runs until it does not.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
+use super::host::Host;
 use super::updates::PodUpdates;
 use crate::apiserver::events::Events;
 use crate::clock;
@@ -15,6 +16,7 @@ use crate::metrics::{Metrics, ProbedContainer};
 use crate::names::{Restart, VmName};
 use crate::pod::sync::decide::Desired;
 use crate::pod::sync::time::between;
+use crate::probe::reach::Reach;
 use crate::probe::spec::Probes;
 use crate::probe::state::ContainerHealth;
 use crate::probe::{Count, Prober, Target, Tell};
@@ -28,6 +30,8 @@ pub(super) struct ProbeManager {
     guests: GuestConnections,
     events: Events,
     metrics: Metrics,
+    /// Whether probes may name this Mac itself as their `host`.
+    local_hosts: bool,
     /// The control socket of the VM that last ran.
     control_socket: Option<PathBuf>,
     current: Option<CurrentProbes>,
@@ -44,8 +48,17 @@ struct CurrentProbes {
 }
 
 impl ProbeManager {
-    pub(super) fn new(tart: Tart, guests: GuestConnections, events: Events, metrics: Metrics) -> Self {
-        Self { tart, guests, events, metrics, control_socket: None, current: None, is_confirmed: false }
+    pub(super) fn new(host: &Host) -> Self {
+        Self {
+            tart: host.tart.clone(),
+            guests: host.guests.clone(),
+            events: host.reports.events.clone(),
+            metrics: host.reports.metrics.clone(),
+            local_hosts: host.vms.local_probe_hosts,
+            control_socket: None,
+            current: None,
+            is_confirmed: false,
+        }
     }
 
     /// Starts, keeps or ends the probes, as the current VM has it, and takes in what they have found.
@@ -61,7 +74,9 @@ impl ProbeManager {
             self.guests.close(&ended);
         }
         let running = current.zip(self.control_socket.as_deref());
-        let running = running.and_then(|(run, socket)| running_target(run, || self.guests.to(socket)));
+        let target =
+            |(run, socket): (_, &Path)| running_target(run, self.local_hosts, || self.guests.to(socket));
+        let running = running.and_then(target);
         let Some((run, target, since)) = running else {
             self.current = None;
             return;
@@ -98,13 +113,18 @@ fn control_socket(run: &VmRunView, tart: &Tart) -> Option<PathBuf> {
 }
 
 /// A VM whose container runs, with the target of its probes and the time of its start.
-fn running_target(run: &VmRunView, guest: impl FnOnce() -> Guest) -> Option<(&VmRunView, Target, Timestamp)> {
+fn running_target(
+    run: &VmRunView,
+    local_hosts: bool,
+    guest: impl FnOnce() -> Guest,
+) -> Option<(&VmRunView, Target, Timestamp)> {
     match &run.progress {
         Some(Progress { stage: Stage::Running { address }, since, enter, probe })
             if run.outcome.is_none() =>
         {
             let (enter, probe) = (enter.clone(), probe.clone());
-            Some((run, Target { address: *address, guest: guest(), enter, probe }, *since))
+            let reach = Reach { guest: *address, local: local_hosts };
+            Some((run, Target { reach, guest: guest(), enter, probe }, *since))
         }
         _ => None,
     }

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
+use super::reach::Reach;
 use super::spec::{BadAction, port};
 use crate::error_chain::chain;
 use crate::state::container_spec::HttpGet;
@@ -77,12 +78,12 @@ impl HttpGet {
     /// Asks, and follows redirects for as long as they stay on the host.
     pub(crate) async fn send(
         &self,
-        pod: IpAddr,
+        reach: Reach,
         purpose: Purpose,
         limit: Duration,
     ) -> Result<HttpAnswer, HttpError> {
         let deadline = Instant::now() + limit;
-        let first = self.url(pod)?;
+        let first = self.url(reach.guest)?;
         let headers = self.header_map(purpose).map_err(|why| no_answer(&first, why))?;
         let (mut url, mut keeps_host) = (first.clone(), true);
         for _ in 0..MAX_REQUESTS {
@@ -90,7 +91,7 @@ impl HttpGet {
             if !keeps_host {
                 headers.remove(HOST);
             }
-            let exchange = match timeout_at(deadline, exchange(&url, headers)).await {
+            let exchange = match timeout_at(deadline, exchange(&url, headers, reach)).await {
                 Ok(exchange) => exchange?,
                 Err(_) => return Err(no_answer(&url, late("while awaiting headers"))),
             };
@@ -177,7 +178,7 @@ impl Exchange {
     }
 }
 
-async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, HttpError> {
+async fn exchange(url: &Uri, mut headers: HeaderMap, reach: Reach) -> Result<Exchange, HttpError> {
     let failed = |why| no_answer(url, why);
     let broken = |error: http::Error| no_answer(url, error.to_string());
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
@@ -191,7 +192,7 @@ async fn exchange(url: &Uri, mut headers: HeaderMap) -> Result<Exchange, HttpErr
     let target = url.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     let mut request = Request::get(target).body(Empty::new()).map_err(broken)?;
     *request.headers_mut() = headers;
-    let stream = super::tcp::connect(host, port).await.map_err(failed)?;
+    let stream = super::tcp::connect(host, port, reach).await.map_err(failed)?;
     if https {
         converse(tls::wrap(url, host, stream).await?, request).await.map_err(failed)
     } else {

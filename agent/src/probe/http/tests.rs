@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use super::*;
 
 const LIMIT: Duration = Duration::from_secs(20);
-const LOCAL: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+const LOCAL: Reach = Reach { guest: IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), local: false };
 
 /// What a server has been asked: paths, and the headers of the last request.
 type Asked = Arc<Mutex<(Vec<String>, HeaderMap)>>;

@@ -1,6 +1,5 @@
 //! Lifecycle hooks.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -10,6 +9,7 @@ use crate::error_chain::chain;
 use crate::guest::script::ContainerScripts;
 use crate::guest::{Exec, Guest, GuestError};
 use crate::probe::http::{HttpError, Purpose};
+use crate::probe::reach::Reach;
 use crate::state::container_spec::HttpGet;
 use crate::state::{Hook, Notice};
 
@@ -19,6 +19,8 @@ const LIMIT: Duration = Duration::from_hours(24);
 const CODE_LIMIT: Duration = Duration::from_secs(5);
 /// How much of a failed hook's output the container's status shows.
 const MAX_OUTPUT: usize = 1 << 10;
+/// How much more a hook may write: the log of an installation, but not output without end.
+const MAX_DRAINED: usize = 64 << 20;
 
 /// A hook that failed. Its output may be secret, and is in no error message.
 #[derive(Debug, thiserror::Error)]
@@ -59,11 +61,11 @@ pub(in crate::shim) async fn run(
     hook: &Hook,
     guest: &mut Guest,
     point: HookPoint<'_>,
-    address: IpAddr,
+    reach: Reach,
 ) -> HookResult {
     match hook {
         Hook::Exec(argv) => run_command(argv, guest, Some(point)).await,
-        other => run_outside(other, address).await,
+        other => run_outside(other, reach).await,
     }
 }
 
@@ -76,7 +78,7 @@ pub(in crate::shim) async fn run_command(
     let program = argv.first().cloned().unwrap_or_default();
     let before = point.map(|point| point.scripts.hook(point.name)).unwrap_or_default();
     let exec = Exec { argv: before.iter().chain(argv).cloned().collect(), ..Exec::default() };
-    let done = guest.run(exec, LIMIT, MAX_OUTPUT).await;
+    let done = guest.run_and_drain(exec, LIMIT, MAX_OUTPUT, MAX_DRAINED).await;
     let end = match (done.end, point) {
         // Some guest agents close the connection as a command ends; the hook's script has kept the exit code.
         (Err(error @ (GuestError::Refused(_) | GuestError::Nonsense(_))), Some(point)) => {
@@ -96,7 +98,7 @@ pub(in crate::shim) async fn run_command(
 }
 
 /// Runs a hook that needs no guest agent.
-pub(in crate::shim) async fn run_outside(hook: &Hook, address: IpAddr) -> HookResult {
+pub(in crate::shim) async fn run_outside(hook: &Hook, reach: Reach) -> HookResult {
     match hook {
         Hook::Sleep(time) => {
             sleep(*time).await;
@@ -106,24 +108,24 @@ pub(in crate::shim) async fn run_outside(hook: &Hook, address: IpAddr) -> HookRe
         Hook::Newer(_) => {
             Err(HookError::Impossible("a newer release of the agent has planned it".to_owned()))
         }
-        Hook::HttpGet(get) => send(get, address).await,
+        Hook::HttpGet(get) => send(get, reach).await,
         Hook::Exec(_) => Err(HookError::Impossible("a command cannot run outside of the guest".to_owned())),
     }
 }
 
 /// As the kubelet: any answer is a success, and a server that does not speak TLS gets the request without TLS.
-async fn send(get: &HttpGet, address: IpAddr) -> HookResult {
-    let not_tls = match get.send(address, Purpose::Lifecycle, LIMIT).await {
+async fn send(get: &HttpGet, reach: Reach) -> HookResult {
+    let not_tls = match get.send(reach, Purpose::Lifecycle, LIMIT).await {
         Ok(_) | Err(HttpError::BrokenBody { .. }) => return Ok(None),
         Err(error @ HttpError::NotTls { .. }) => error,
         Err(error) => return Err(error.into()),
     };
-    match get.without_tls().send(address, Purpose::Lifecycle, LIMIT).await {
+    match get.without_tls().send(reach, Purpose::Lifecycle, LIMIT).await {
         Ok(_) | Err(HttpError::BrokenBody { .. }) => Ok(Some(Notice {
             reason: "LifecycleHTTPFallback".to_owned(),
             message: format!(
                 "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
-                get.authority(address)
+                get.authority(reach.guest)
             ),
         })),
         Err(_) => Err(not_tls.into()),

@@ -1,5 +1,6 @@
 //! A running container: its hooks, and its end when the agent asks for it.
 
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use crate::crash_point;
 use crate::error_chain::chain;
 use crate::guest::Guest;
 use crate::guest::script::ContainerScripts;
+use crate::probe::reach::Reach;
 use crate::shim::Shim;
 use crate::shim::stop::grace_period::GracePeriod;
 use crate::shim::stop::sigterm::terminate;
@@ -21,6 +23,11 @@ use crate::state::{Hook, Notice};
 pub(in crate::shim) const MIN_AFTER_PRE_STOP: Duration = Duration::from_secs(2);
 
 impl Shim {
+    /// What hooks may connect to.
+    pub(in crate::shim) fn hook_reach(&self, guest: IpAddr) -> Reach {
+        Reach { guest, local: self.spec.local_probe_hosts }
+    }
+
     /// Follows a container through its postStart hook to its end, or to a stop request. `Ok(None)` when it did not end within its grace
     /// period, an error with the message when its postStart hook failed.
     pub(super) async fn supervise(
@@ -36,7 +43,7 @@ impl Shim {
             crash_point::point("shim.post-start.before");
             let point = HookPoint { scripts, name: "post-start" };
             let result = tokio::select! {
-                result = hooks::run(hook, guest, point, start.address) => result,
+                result = hooks::run(hook, guest, point, self.hook_reach(start.address)) => result,
                 end = follow.as_mut() => return Ok(Some(end)),
                 _ = stop.requested() => Ok(None),
             };
@@ -70,7 +77,7 @@ impl Shim {
             let point = HookPoint { scripts, name: "pre-stop" };
             tokio::select! {
                 end = follow.as_mut() => return Some(end),
-                result = hooks::run(hook, &mut hook_guest, point, start.address) => self.report_pre_stop(Some(result)),
+                result = hooks::run(hook, &mut hook_guest, point, self.hook_reach(start.address)) => self.report_pre_stop(Some(result)),
                 () = grace.over() => self.report_pre_stop(None),
             }
             crash_point::point("shim.pre-stop.after");

@@ -21,7 +21,7 @@ pub use legacy::Leftover;
 pub use pfctl::PfctlError;
 
 /// The anchor that has the rules.
-pub const ANCHOR: &str = "com.apple/850.tart-kubelet";
+pub const ANCHOR: &str = launchd::VM_FIREWALL_ANCHOR;
 /// The file of the rules.
 pub const RULES_FILE: &str = "/etc/pf.anchors/dev.tuist.tart-kubelet";
 /// The script that loads the rules.

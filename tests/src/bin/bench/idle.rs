@@ -10,7 +10,9 @@ use sysinfo::{Pid, Process, ProcessRefreshKind, ProcessesToUpdate, System};
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::process as test_process;
 use tart_kubelet_tests::proxy::Proxy;
+use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::{programs, wait};
 use tokio::time::sleep;
 
@@ -22,6 +24,8 @@ const SETTLE: Duration = Duration::from_secs(15);
 /// What an agent costs is measured for as long as it takes until it has written its whole status once.
 const REST: Duration = Duration::from_mins(5);
 const RESTARTS: usize = 5;
+const NEIGHBOURS: usize = 300;
+const NEIGHBOURS_VARIABLES: usize = 40;
 const NODE: &str = "bench-idle";
 
 /// Size of the agent's binary in MB.
@@ -31,7 +35,16 @@ pub(crate) fn binary_size() -> Result<f64> {
     Ok(std::fs::metadata(&program).with_context(|| program.display().to_string())?.len() as f64 / 1e6)
 }
 
-/// Resident memory of an idle agent in MB.
+/// Processes like those of a Mac whose user is logged in. The agent looks at all processes for what earlier agents have left.
+pub(crate) fn start_neighbours(sandbox: &Sandbox) -> Result<test_process::Process> {
+    let variable = |number| (format!("NEIGHBOUR_{number}"), "x".repeat(60));
+    let mut command = sandbox.command("sh");
+    command.args(["-c", &format!("for i in $(seq {NEIGHBOURS}); do sleep 3600 & done; wait")]);
+    command.envs((0..NEIGHBOURS_VARIABLES).map(variable));
+    test_process::Process::start("neighbours", &mut command, &sandbox.directory("neighbours")?.join("log"))
+}
+
+/// Resident memory of an agent in MB when its latest work is done.
 #[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
 pub(crate) async fn resident_memory(agent: &RunningAgent) -> Result<f64> {
     sleep(SETTLE).await;

@@ -2,8 +2,10 @@
 
 mod figure;
 mod idle;
+mod images;
 mod pods;
 mod rollout;
+mod streams;
 
 use std::process::ExitCode;
 
@@ -16,6 +18,8 @@ use tart_kubelet_tests::sandbox::Sandbox;
 use figure::{Figure, Report};
 
 const NODE: &str = "bench-mac";
+/// Streams of the kubelet API that are open at once.
+const STREAMS: usize = 50;
 
 fn main() -> ExitCode {
     let only = std::env::args().nth(1);
@@ -48,6 +52,7 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     let sandbox = Sandbox::new()?;
     let control_plane = ControlPlane::builder().start(&sandbox).await?;
     let mac = Mac::new(&sandbox)?;
+    let _neighbours = idle::start_neighbours(&sandbox)?;
     let kubeconfig = control_plane.node_kubeconfig(NODE)?;
     let mut agent = Agent::new(&mac, NODE, &kubeconfig)?.flag("--node-ip", "127.0.0.1").start()?;
     report.add(Figure::RSS_AT_REST, async || idle::resident_memory(&agent).await).await?;
@@ -67,6 +72,32 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     report.add(Figure::EXIT_TO_TERMINAL, async || Box::pin(stage.exit_to_terminal()).await).await?;
     let ends = async || Box::pin(stage.command_to_terminal(&agent.agent().state_dir())).await;
     report.add(Figure::COMMAND_TO_TERMINAL, ends).await?;
+    if report.wants(&[Figure::IMAGE_CHECK, Figure::WARM_START_READ]) {
+        images::cache_large_image(&mac).await?;
+        Box::pin(stage.start_of("first", images::LARGE_IMAGE, || Ok(()))).await?;
+        report.add(Figure::IMAGE_CHECK, async || images::check_ratio(&mac, &agent)).await?;
+        #[cfg(target_os = "linux")]
+        {
+            let before = images::read_by(&agent)?;
+            let second = stage.start_of("second", images::LARGE_IMAGE, || images::read_by(&agent));
+            let after = Box::pin(second).await?;
+            report.add(Figure::WARM_START_READ, async || Ok(after - before)).await?;
+        }
+        #[cfg(not(target_os = "linux"))]
+        report.leave_out(Figure::WARM_START_READ, "only Linux counts what a process reads")?;
+    }
+    if report.wants(&[Figure::RSS_WITH_50_STREAMS]) {
+        let kubelet = Box::pin(streams::KubeletClient::new(&control_plane, &agent)).await?;
+        let pod = Box::pin(stage.streamed()).await?;
+        let mut open = Vec::new();
+        for _ in 0..STREAMS / 2 {
+            open.push(kubelet.follow_log(stage.namespace(), pod).await?);
+            open.push(kubelet.exec(stage.namespace(), pod).await?);
+        }
+        report.add(Figure::RSS_WITH_50_STREAMS, async || idle::resident_memory(&agent).await).await?;
+        drop(open);
+        Box::pin(stage.delete(pod)).await?;
+    }
     if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
         let pods = stage.two().await?;
         #[cfg(target_os = "linux")]

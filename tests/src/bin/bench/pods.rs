@@ -53,6 +53,34 @@ impl Stage {
         Ok(stage)
     }
 
+    /// A Pod with a command that lasts, for streams to it.
+    pub(crate) async fn streamed(&self) -> Result<&'static str> {
+        const NAME: &str = "streamed";
+        self.bind_running(NAME, &json!({"command": ["/bin/sleep", "1000"]})).await?;
+        self.running(NAME).await?;
+        Ok(NAME)
+    }
+
+    /// Starts a Pod of an image, and waits for what it measures when its VM runs.
+    pub(crate) async fn start_of<T>(
+        &self,
+        name: &str,
+        image: &str,
+        look: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        self.bind_running(name, &json!({"image": image})).await?;
+        self.run_file().await?;
+        let seen = look()?;
+        self.running(name).await?;
+        self.delete(name).await?;
+        Ok(seen)
+    }
+
+    /// The namespace of its Pods.
+    pub(crate) fn namespace(&self) -> &str {
+        self.pods.namespace().unwrap_or_default()
+    }
+
     /// Milliseconds from the binding of a Pod to the start of its `tart run`.
     pub(crate) async fn bound_to_run(&self) -> Result<f64> {
         let mut times = Vec::new();
@@ -229,7 +257,8 @@ impl Stage {
         wait::until(&self.pods, name, "running", DEADLINE, |pod| phase_of(pod) == "Running").await.map(drop)
     }
 
-    async fn delete(&self, name: &str) -> Result<()> {
+    /// Deletes a Pod, and waits until nothing of it is left.
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         self.pods.delete(name, &DeleteParams::default()).await?;
         wait::until_gone(&self.pods, name, DEADLINE).await?;
         wait::eventually("an idle Mac", DEADLINE, async || {

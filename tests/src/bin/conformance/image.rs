@@ -44,6 +44,9 @@ pub(crate) async fn add_all(mac: &Mac, suite: &Suite) -> Result<()> {
         description["sealed"] = json!(false);
         // Some of its variables have names that other shells do not pass on. The shell of macOS does.
         description["shell"] = json!("/bin/bash");
+        // Its limits are for containers: far below what macOS needs, and a VM is never larger than its Pod's limit.
+        description["cpuMin"] = json!(1);
+        description["memoryMinMiB"] = json!(1);
         let root = mac.add_image(&name, &description)?.join("rootfs");
         write_files(&root, &agnhost, &sub_commands)
             .with_context(|| format!("cannot make the files of {name}"))?;

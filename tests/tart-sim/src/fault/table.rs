@@ -97,6 +97,8 @@ faults! {
             "tart can neither read nor write stored credentials"
     }
     Mac {
+        Runs "runs" (Parameter::Nothing)
+            "each VM that starts adds a line with its name to `TART_SIM_HOST/runs`"
         VmLimitStuck "vm-limit-stuck" (Parameter::Places)
             "the framework still counts that many macOS guests that are gone"
         VmLimit "vm-limit" (Parameter::Number)

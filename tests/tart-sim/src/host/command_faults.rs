@@ -1,7 +1,5 @@
 //! The faults of any command, before it does anything: latency, hanging, garbage instead of output.
 
-use std::fs::File;
-use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -26,7 +24,7 @@ pub(crate) enum Effect {
 /// Does to a command what its faults say.
 pub(crate) fn apply(command: &str) -> Effect {
     if faults::is_on(Fault::Calls) {
-        record(command);
+        host::record("calls", command);
     }
     let latencies = faults::parameter(Fault::Latency).and_then(|text| fault::latencies(&text));
     if let Some(latency) = latencies.and_then(|latencies| Latency::of_command(&latencies, command)) {
@@ -43,13 +41,6 @@ pub(crate) fn apply(command: &str) -> Effect {
         return Effect::Finished;
     }
     Effect::Proceed
-}
-
-/// Adds a line to the file of calls. Lines of several commands at once do not mix.
-fn record(command: &str) {
-    let file = File::options().create(true).append(true).open(host::dir().join("calls"));
-    // A test that reads the file will miss the line.
-    let _ = file.and_then(|mut file| file.write_all(format!("{command}\n").as_bytes()));
 }
 
 /// Does nothing, not even on SIGINT, until the fault is switched off.

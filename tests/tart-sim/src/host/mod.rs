@@ -6,6 +6,8 @@ pub(crate) mod faults;
 pub(crate) mod running_vms;
 
 use std::env;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -26,4 +28,11 @@ pub(crate) fn dir() -> PathBuf {
         std::path::absolute(&dir).unwrap_or(dir)
     })
     .clone()
+}
+
+/// Adds a line to a record of what happened on the Mac. Lines of several commands at once do not mix.
+pub(crate) fn record(file: &str, line: &str) {
+    let file = File::options().create(true).append(true).open(dir().join(file));
+    // A test that reads the file will miss the line.
+    let _ = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
 }

@@ -149,6 +149,19 @@ fn the_limit_can_count_guests_that_are_gone() {
 }
 
 #[test]
+fn the_simulator_records_which_vms_have_started() {
+    let mac = Mac::new();
+    mac.create("a");
+    mac.switch_on(Fault::Runs, "");
+    mac.switch_on(Fault::VmLimitStuck, "");
+    mac.tart(&["run", "a"]).fails(1, &format!("{LIMIT}\n"));
+    mac.switch_off(Fault::VmLimitStuck);
+    let _a = mac.run(&["a"]);
+    mac.wait_for_agent("a");
+    assert_eq!(fs::read_to_string(mac.host().join("runs")).unwrap(), "a\n");
+}
+
+#[test]
 fn older_releases_show_the_frameworks_own_words() {
     let mac = Mac::new();
     mac.create("a");

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 use tart_kubelet_tests::mac::Fault;
 
 use crate::scene::{PodView as _, SLEEP, Scene, until_exists};
@@ -101,14 +101,58 @@ async fn known_exit_code_survives_the_death_of_the_vm() -> Result<()> {
 }
 
 #[tokio::test]
-async fn vm_is_as_large_as_its_image_needs() -> Result<()> {
+async fn vm_is_never_larger_than_the_limits_of_its_pod() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("small").await?;
-    for (name, kind) in [("request", "requests"), ("limit", "limits")] {
-        let small = json!({kind: {"cpu": "100m", "memory": "64Mi"}});
-        scene.pod(name).command(["/usr/bin/true"]).resources(small).create_until("Succeeded").await?;
+    let small = |kind: &str, amounts: Value| json!({kind: amounts});
+    let requests = small("requests", json!({"cpu": "100m", "memory": "64Mi"}));
+    scene.pod("request").command(["/usr/bin/true"]).resources(requests).create_until("Succeeded").await?;
+    for (name, limits, words) in [
+        (
+            "cpu",
+            json!({"cpu": "2"}),
+            "the image needs a VM with 4 cores of cpu at least, and the container's limit is 2 cores",
+        ),
+        (
+            "memory",
+            json!({"memory": "2Gi"}),
+            "the image needs a VM with 4096 MiB of memory at least, and the container's limit is 2048 MiB",
+        ),
+    ] {
+        scene.pod(name).command(["/usr/bin/true"]).resources(small("limits", limits)).create().await?;
+        scene.event(name, "Failed", words).await?;
+        scene.waiting(name, "CreateContainerConfigError", words).await?;
+        scene.delete(name).await?;
     }
-    let words = "the image needs a larger VM than the container's limits allow: cpu (1), memory (64 MiB)";
-    scene.described("limit", words).await
+    scene.no_vms().await
+}
+
+#[tokio::test]
+async fn vms_of_pods_without_resources_share_what_the_node_has() -> Result<()> {
+    let scene = Scene::new("greedy-image").await?;
+    // The image has 8 GiB, and needs 4.
+    let agent = scene.agent.clone().flag("--host-memory-mb", "13000").flag("--max-pods", "3");
+    let running = scene.start(&agent).await?;
+    let memory = |vm: &str| -> Result<Option<u64>> {
+        let config = std::fs::read_to_string(scene.vm_dir(vm).join("config.json"))?;
+        let config: Value = serde_json::from_str(&config)?;
+        Ok(config["memorySize"].as_u64().map(|bytes| bytes >> 20))
+    };
+    let first = scene.pod("first").create_until("Running").await?;
+    assert_eq!(memory(&first.vm()?)?, Some(8192));
+    // The next agent knows what the VMs of this one have.
+    running.kill9()?;
+    let _running = scene.start(&agent).await?;
+    let second = scene.pod("second").create_until("Running").await?;
+    assert_eq!(memory(&second.vm()?)?, Some(13_000 - 8192));
+    scene.event("second", "SmallerVM", "the VM has 4808 MiB of memory").await?;
+    scene.pod("third").create().await?;
+    let words =
+        "the image needs a VM with 4096 MiB of memory at least, and the Pods of this Node leave 0 MiB";
+    scene.event("third", "Failed", words).await?;
+    scene.delete("first").await?;
+    let third = scene.phase("third", "Running").await?;
+    assert_eq!(memory(&third.vm()?)?, Some(8192), "what the first one had");
+    Ok(())
 }
 
 #[tokio::test]

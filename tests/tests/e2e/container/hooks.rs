@@ -204,7 +204,7 @@ async fn boot_only_vm_runs_its_hooks() -> Result<()> {
 
 #[tokio::test]
 async fn boot_only_vm_runs_its_pre_stop_hook_after_a_failed_post_start_hook() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("boot-end").await?;
+    let (scene, _agent) = Scene::with_local_probe_hosts("boot-end").await?;
     let hangs = exec("touch '/Volumes/My Shared Files/pod_status/begun'; sleep 1000");
     for (name, first) in [("fails", exec("exit 5")), ("hangs", hangs)] {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -281,7 +281,7 @@ async fn answer(mut connection: impl AsyncRead + AsyncWrite + Unpin) -> Result<S
 
 #[tokio::test]
 async fn http_hooks_call_the_host_of_the_pod_spec() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("http-hook").await?;
+    let (scene, _agent) = Scene::with_local_probe_hosts("http-hook").await?;
     // Simulated guests share the machine's network, so the test itself can answer.
     let (plain, secure) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
     let (port, secure_port) = (plain.local_addr()?.port(), secure.local_addr()?.port());
@@ -312,7 +312,7 @@ async fn reply(mut connection: impl AsyncRead + AsyncWrite + Unpin, words: &str)
 
 #[tokio::test]
 async fn http_hook_accepts_any_answer() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("any-answer").await?;
+    let (scene, _agent) = Scene::with_local_probe_hosts("any-answer").await?;
     let (first, last) = (TcpListener::bind("127.0.0.1:0").await?, TcpListener::bind("127.0.0.1:0").await?);
     let (first_port, last_port) = (first.local_addr()?.port(), last.local_addr()?.port());
     // The answer may be incomplete.
@@ -346,7 +346,7 @@ async fn http_hook_accepts_any_answer() -> Result<()> {
 
 #[tokio::test]
 async fn http_hook_without_an_answer_fails() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("no-answer").await?;
+    let (scene, _agent) = Scene::with_local_probe_hosts("no-answer").await?;
     // A port that is taken, so that no other process listens there.
     let silent = TcpSocket::new_v4()?;
     silent.bind(([127, 0, 0, 1], 0).into())?;
@@ -357,4 +357,34 @@ async fn http_hook_without_an_answer_fails() -> Result<()> {
     let words = format!("PostStartHookError: Get \"http://127.0.0.1:{port}/up\": ");
     ensure!(message.starts_with(&words) && message.contains("refused"), "{message}");
     scene.event("alone", "FailedPostStartHook", "PostStartHook failed").await
+}
+
+#[tokio::test]
+async fn http_hook_reaches_neither_this_machine_nor_its_links() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("inside").await?;
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let port = listener.local_addr()?.port();
+    let reached = tokio::spawn(async move { listener.accept().await.map(|(_, from)| from) });
+    let get = |host: &str| json!({"httpGet": {"host": host, "port": port, "path": "/secret"}});
+    for (name, host, what) in [
+        ("loopback", "127.0.0.1", "127.0.0.1 is a loopback address"),
+        ("by-name", "localhost", " is a loopback address"),
+        ("metadata", "169.254.169.254", "169.254.169.254 is a link-local address"),
+    ] {
+        let pod = scene.pod(name).sh("sleep 1000").post_start(get(host)).create_until("Failed").await?;
+        let message = pod.main().message().unwrap_or_default();
+        ensure!(
+            message.starts_with("PostStartHookError: Get \"http://") && message.contains(what),
+            "{message}"
+        );
+        ensure!(message.contains("leave `host` out"), "{message}");
+        scene.delete(name).await?;
+    }
+    // A guest without a command has its hook elsewhere in the shim.
+    let pod = scene.pod("boots").post_start(get("127.0.0.1")).create_until("Failed").await?;
+    let message = pod.main().message().unwrap_or_default();
+    ensure!(message.contains("127.0.0.1 is a loopback address"), "{message}");
+    ensure!(!reached.is_finished(), "a hook has reached the machine");
+    reached.abort();
+    Ok(())
 }

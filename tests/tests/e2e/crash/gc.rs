@@ -6,7 +6,8 @@ use tart_kubelet_tests::wait;
 
 use super::{CrashingAgent, crash_at};
 use crate::disk_space::{
-    MIB, digest, idle_agent, images_left, pull_without_space, reference, repository_dir, use_images, use_once,
+    GIB, MIB, digest, idle_agent, images_left, pull_without_space, reference, repository_dir, small_disk,
+    use_images, use_once,
 };
 use crate::gc::base_vms::{forget_image, record};
 use crate::gc::{NO_POD, ORPHAN, clone_vm, collected, frequent_gc, run_vm, vm_exists};
@@ -61,7 +62,7 @@ async fn agent_crash_leaves_no_unneeded_base_vm() -> Result<()> {
 
 #[tokio::test]
 async fn agent_crash_leaves_no_tag_of_a_deleted_image() -> Result<()> {
-    let mut scene = Scene::new("dies-tags").await?;
+    let Some((mut scene, _disk)) = small_disk("dies-tags", GIB).await? else { return Ok(()) };
     scene.agent = idle_agent(&scene);
     let running = scene.start(&scene.agent).await?;
     let tags = [reference("a"), "registry.test/macos/a:2".to_owned()];

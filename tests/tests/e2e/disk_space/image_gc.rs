@@ -9,8 +9,8 @@ use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
 
 use super::{
-    MIB, SIZE, add_image, agent_with_thresholds, evicting, idle_agent, image_gc_passes, images_left, pod,
-    reference, small_disk, use_once,
+    GIB, MIB, SIZE, add_image, agent_with_thresholds, evicting, idle_agent, image_gc_passes, images_left,
+    pod, reference, small_disk, use_once,
 };
 use crate::image::pull::listed;
 use crate::scene::{DEADLINE, NodeView as _, PodView as _, Scene};
@@ -243,7 +243,7 @@ async fn prepull_annotation_pulls_images_before_pods() -> Result<()> {
 
 #[tokio::test]
 async fn image_in_use_stays_when_its_twin_of_another_repository_is_deleted() -> Result<()> {
-    let scene = Scene::new("twins").await?;
+    let Some((scene, _disk)) = small_disk("twins", GIB).await? else { return Ok(()) };
     let _running = scene.start(&idle_agent(&scene)).await?;
     // The same content in two repositories.
     for name in ["idle", "busy"] {
@@ -261,7 +261,7 @@ async fn image_in_use_stays_when_its_twin_of_another_repository_is_deleted() -> 
 
 #[tokio::test]
 async fn image_of_a_starting_pod_is_not_deleted() -> Result<()> {
-    let scene = Scene::new("about-to-start").await?;
+    let Some((scene, _disk)) = small_disk("about-to-start", GIB).await? else { return Ok(()) };
     let running = idle_agent(&scene).start()?;
     for (name, size) in [("a", MIB), ("b", 2 * MIB), ("next", 3 * MIB), ("other", 4 * MIB)] {
         add_image(&scene, name, size)?;

@@ -21,10 +21,11 @@ use tart_kubelet_tests::wait;
 use crate::scene::{DEADLINE, PodBuilder, PodView as _, Scene};
 
 pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
 /// The size of most images.
 pub(crate) const SIZE: u32 = 60 << 20;
 
-/// A scene whose tart has a small disk; `None` where the test cannot mount one.
+/// A scene whose tart has a small disk, of which there is always too little to an agent; `None` where the test cannot mount one.
 pub(crate) async fn small_disk(name: &str, size: u64) -> Result<Option<(Scene, SmallDisk)>> {
     let scene = Scene::new(name).await?;
     let disk = SmallDisk::mount(scene.mac.tart_home(), size)?;

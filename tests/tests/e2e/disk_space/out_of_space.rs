@@ -10,8 +10,8 @@ use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{programs, skip, wait};
 
 use super::{
-    FILES, LONG_LINES, MIB, SIZE, add_image, idle_agent, image_gc_passes, images_left, large_config_map, pod,
-    small_disk, use_images, use_once,
+    FILES, GIB, LONG_LINES, MIB, SIZE, add_image, idle_agent, image_gc_passes, images_left, large_config_map,
+    pod, pull_without_space, reference, small_disk, use_images, use_once,
 };
 use crate::scene::{DEADLINE, PodView as _, Scene, until_empty, until_exists};
 
@@ -42,7 +42,7 @@ async fn asks_for_space(scene: &Scene, pod: &str) -> Result<()> {
 #[tokio::test]
 async fn vm_without_space_has_the_agent_delete_one_image() -> Result<()> {
     for command in ["set", "run"] {
-        let scene = Scene::new(&format!("{command}-full")).await?;
+        let Some((scene, _disk)) = small_disk(&format!("{command}-full"), GIB).await? else { return Ok(()) };
         let _running = two_idle_images(&scene).await?;
         scene.mac.set_fault(Fault::NoSpace, command)?;
         pod(&scene, "full", "b").command(["true"]).create_until("Failed").await?;
@@ -56,7 +56,7 @@ async fn vm_without_space_has_the_agent_delete_one_image() -> Result<()> {
 
 #[tokio::test]
 async fn vm_starts_after_the_agent_has_freed_space() -> Result<()> {
-    let scene = Scene::new("run-again").await?;
+    let Some((scene, _disk)) = small_disk("run-again", GIB).await? else { return Ok(()) };
     let _running = two_idle_images(&scene).await?;
     scene.mac.set_fault(Fault::NoSpace, "run")?;
     // The agent cannot delete the image before there is space.
@@ -70,7 +70,7 @@ async fn vm_starts_after_the_agent_has_freed_space() -> Result<()> {
 
 #[tokio::test]
 async fn vm_whose_init_container_has_run_is_not_run_again() -> Result<()> {
-    let scene = Scene::new("run-once").await?;
+    let Some((scene, _disk)) = small_disk("run-once", GIB).await? else { return Ok(()) };
     let _running = two_idle_images(&scene).await?;
     // A second run would find the first one's file, and go on.
     let script = "cd /private/tmp/trace; [ ! -e ran ] || exit 0; touch ran; sleep 1000";
@@ -95,7 +95,7 @@ async fn vm_whose_init_container_has_run_is_not_run_again() -> Result<()> {
 
 #[tokio::test]
 async fn guest_that_ends_without_space_is_reported_and_frees_an_image() -> Result<()> {
-    let scene = Scene::new("guest-full").await?;
+    let Some((scene, _disk)) = small_disk("guest-full", GIB).await? else { return Ok(()) };
     let _running = two_idle_images(&scene).await?;
     pod(&scene, "guest", "b").create_until("Running").await?;
     scene.mac.set_fault(Fault::VzOutOfDiskSpace, "")?;
@@ -294,7 +294,7 @@ async fn full_state_disk_costs_no_image_on_another_disk() -> Result<()> {
 
 #[tokio::test]
 async fn clone_without_space_frees_an_image() -> Result<()> {
-    let scene = Scene::new("clone").await?;
+    let Some((scene, _disk)) = small_disk("clone", GIB).await? else { return Ok(()) };
     let _running = two_idle_images(&scene).await?;
     scene.mac.set_fault(Fault::NoSpace, "clone")?;
     pod(&scene, "full", "b").command(["true"]).create_until("Failed").await?;
@@ -328,7 +328,7 @@ async fn image_that_never_fits_costs_one_image() -> Result<()> {
 
 #[tokio::test]
 async fn restarting_container_without_space_costs_one_image() -> Result<()> {
-    let scene = Scene::new("restarts-full").await?;
+    let Some((scene, _disk)) = small_disk("restarts-full", GIB).await? else { return Ok(()) };
     let running = idle_agent(&scene).start()?;
     idle_images(&scene, &running, &THREE).await?;
     scene.mac.set_fault(Fault::NoSpace, "clone")?;
@@ -338,4 +338,17 @@ async fn restarting_container_without_space_costs_one_image() -> Result<()> {
     images_left(&scene, &["b", "c"], 2).await?;
     scene.mac.clear_fault(Fault::NoSpace)?;
     scene.described("again", "Completed").await
+}
+
+#[tokio::test]
+async fn words_about_a_full_disk_delete_no_image_while_the_disk_has_space() -> Result<()> {
+    let Some((scene, _disk)) = small_disk("spacious", 64 * GIB).await? else { return Ok(()) };
+    let _running = two_idle_images(&scene).await?;
+    pull_without_space(&scene).await?;
+    let words = format!(
+        "there is no space for image `{}`, and no image is deleted for it: the disk itself",
+        reference("other")
+    );
+    scene.event("lacks", "FreeDiskSpaceFailed", &words).await?;
+    images_left(&scene, &["a", "b"], 2).await
 }

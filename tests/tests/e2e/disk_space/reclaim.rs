@@ -9,7 +9,7 @@ use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::{process, programs};
 
 use super::{
-    FILES, LONG_LINES, MIB, SIZE, add_image, agent_with_thresholds, digest, evicting, idle_agent,
+    FILES, GIB, LONG_LINES, MIB, SIZE, add_image, agent_with_thresholds, digest, evicting, idle_agent,
     image_gc_passes, image_gone, images_left, large_config_map, pod, pull_without_space, reference,
     repository_dir, small_disk, use_images, use_once,
 };
@@ -81,7 +81,7 @@ async fn space_freed_for_a_pull_prevents_an_eviction() -> Result<()> {
 
 #[tokio::test]
 async fn pod_deleted_while_the_agent_frees_space_leaves_no_half_deleted_image() -> Result<()> {
-    let scene = Scene::new("room-goes").await?;
+    let Some((scene, _disk)) = small_disk("room-goes", GIB).await? else { return Ok(()) };
     let tart = PausedDelete::new(&scene)?;
     let running = tart.of(idle_agent(&scene)).start()?;
     use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
@@ -96,7 +96,7 @@ async fn pod_deleted_while_the_agent_frees_space_leaves_no_half_deleted_image() 
 
 #[tokio::test]
 async fn deleted_pod_does_not_wait_for_space() -> Result<()> {
-    let scene = Scene::new("room-waits").await?;
+    let Some((scene, _disk)) = small_disk("room-waits", GIB).await? else { return Ok(()) };
     let tart = PausedDelete::new(&scene)?;
     let running = tart.of(idle_agent(&scene)).start()?;
     use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
@@ -114,7 +114,7 @@ async fn deleted_pod_does_not_wait_for_space() -> Result<()> {
 #[tokio::test]
 async fn half_deleted_image_is_deleted() -> Result<()> {
     for is_whole in [true, false] {
-        let scene = Scene::new("half-deleted").await?;
+        let Some((scene, _disk)) = small_disk("half-deleted", GIB).await? else { return Ok(()) };
         let running = idle_agent(&scene).start()?;
         use_images(&scene, &running, &[("a", MIB), ("b", 2 * MIB)]).await?;
         running.kill9()?;
@@ -136,7 +136,7 @@ async fn half_deleted_image_is_deleted() -> Result<()> {
 
 #[tokio::test]
 async fn tag_that_a_user_pulled_keeps_the_image_but_not_its_base_vm() -> Result<()> {
-    let scene = Scene::new("second-tag").await?;
+    let Some((scene, _disk)) = small_disk("second-tag", GIB).await? else { return Ok(()) };
     let running = scene.start(&idle_agent(&scene)).await?;
     // The same image by two tags.
     let (ours, theirs) = (reference("a"), "registry.test/macos/a:2");
@@ -160,7 +160,7 @@ async fn tag_that_a_user_pulled_keeps_the_image_but_not_its_base_vm() -> Result<
 
 #[tokio::test]
 async fn image_named_by_digest_is_deleted() -> Result<()> {
-    let scene = Scene::new("by-digest").await?;
+    let Some((scene, _disk)) = small_disk("by-digest", GIB).await? else { return Ok(()) };
     let running = idle_agent(&scene).start()?;
     add_image(&scene, "a", MIB)?;
     // Another tart looks the digest up.

@@ -33,7 +33,9 @@ impl SharedDisk {
                 &idle_agent(&scene)
                     .flag("--state-dir", &state.display().to_string())
                     .flag("--eviction-hard", eviction)
-                    .flag("--eviction-pressure-transition-period", "1s"),
+                    .flag("--eviction-pressure-transition-period", "1s")
+                    // A hook calls the test itself.
+                    .switch("--allow-local-probe-hosts"),
             )
             .await?;
         // The agent never deletes this image: the Pod uses it, and later it is the last one.

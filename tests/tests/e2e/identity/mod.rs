@@ -302,3 +302,50 @@ async fn agent_has_the_permissions_of_a_node_only() -> Result<()> {
     }
     running.process().ensure_running()
 }
+
+/// The kubeconfig at a path, with trust in every server.
+fn trusting_every_server(path: &Path) -> Result<PathBuf> {
+    let text = std::fs::read_to_string(path)?;
+    let is_authority = |line: &&str| line.trim_start().starts_with("certificate-authority-data:");
+    let authority = text.lines().find(is_authority).context("no authority")?;
+    let insecure = path.with_extension("insecure");
+    std::fs::write(&insecure, text.replace(authority, "    insecure-skip-tls-verify: true"))?;
+    Ok(insecure)
+}
+
+#[tokio::test]
+async fn bootstrap_never_makes_the_agent_trust_every_server() -> Result<()> {
+    let scene = Scene::new("trusting").await?;
+    let bootstrap = trusting_every_server(&scene.control_plane.bootstrap_kubeconfig().await?)?;
+    let (agent, kubeconfig) = joining(&scene.agent, &bootstrap);
+    let line = exit_line(&agent.start()?).await?;
+    let words = "has insecure-skip-tls-verify, and the agent would obey every machine";
+    ensure!(line.contains(words) && line.contains("certificate-authority-data"), "{line}");
+    ensure!(!kubeconfig.exists(), "the agent has written a kubeconfig");
+    // A kubeconfig of the user is used as it is, with a warning.
+    let given = trusting_every_server(&scene.control_plane.node_kubeconfig(&scene.node)?)?;
+    let running =
+        scene.start(&scene.agent.clone().flag("--kubeconfig", &given.display().to_string())).await?;
+    logged(&running, "insecure-skip-tls-verify: the agent obeys every machine").await
+}
+
+#[tokio::test]
+async fn kubeconfig_that_other_users_can_change_is_refused() -> Result<()> {
+    let scene = Scene::new("exposed").await?;
+    let kubeconfig = scene.agent.state_dir().with_file_name("exposed");
+    std::fs::copy(scene.control_plane.node_kubeconfig(&scene.node)?, &kubeconfig)?;
+    let change = |mode| std::fs::set_permissions(&kubeconfig, std::fs::Permissions::from_mode(mode));
+    let agent = scene.agent.clone().flag("--kubeconfig", &kubeconfig.display().to_string());
+    change(0o666)?;
+    let line = exit_line(&agent.start()?).await?;
+    ensure!(line.contains("can change") && line.contains("chmod 600"), "{line}");
+    change(0o644)?;
+    let running = scene.start(&agent).await?;
+    logged(&running, "other users of this machine can read").await?;
+    running.kill9()?;
+    change(0o600)?;
+    std::fs::remove_file(running.process().log_path())?;
+    let running = scene.start(&agent).await?;
+    ensure!(!running.log()?.contains("other users of this machine"), "{}", running.log()?);
+    Ok(())
+}

@@ -150,7 +150,9 @@ async fn taints_of_the_flag_are_set_at_creation_only() -> Result<()> {
 #[tokio::test]
 async fn node_has_the_machines_facts_and_reserves_a_part() -> Result<()> {
     let scene = Scene::new("facts").await?;
-    let _agent = scene.start(&scene.agent.clone().flag("--eviction-hard", "imagefs.available<1%")).await?;
+    let agent =
+        scene.agent.clone().without("--host-memory-mb").flag("--eviction-hard", "imagefs.available<1%");
+    let _agent = scene.start(&agent).await?;
     let status = scene.nodes.get(&scene.node).await?.status.context("no status")?;
     let info = status.node_info.context("no node info")?;
     for (what, value) in [

@@ -144,7 +144,7 @@ async fn redirect_to_another_host_passes_with_a_warning() -> Result<()> {
 
 #[tokio::test]
 async fn probe_calls_the_host_of_the_pod_spec() -> Result<()> {
-    let (scene, _agent) = scene("host").await?;
+    let (scene, agent) = scene("host").await?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     // No server listens on this port at the Pod's own address.
     let port = listener.local_addr()?.port();
@@ -155,11 +155,25 @@ async fn probe_calls_the_host_of_the_pod_spec() -> Result<()> {
             }
         }
     });
-    for (name, probe) in [
+    let probes = [
         ("by-http", json!({"httpGet": {"host": "127.0.0.1", "port": port}})),
         ("by-tcp", json!({"tcpSocket": {"host": "127.0.0.1", "port": port}})),
-    ] {
-        server(&scene, name, &["up"]).readiness(quick(&probe)).create().await?;
+    ];
+    for (name, probe) in &probes {
+        server(&scene, name, &["up"]).readiness(quick(probe)).create().await?;
+        let words = format!(
+            "Readiness probe failed: {}dial tcp 127.0.0.1:{port}: 127.0.0.1 is a loopback address",
+            match *name {
+                "by-http" => format!("Get \"http://127.0.0.1:{port}/\": "),
+                _ => String::new(),
+            }
+        );
+        scene.event(name, "Unhealthy", &words).await?;
+        ensure!(!scene.pods.get(name).await?.is_ready(), "{name} has reached this machine");
+    }
+    agent.kill9()?;
+    let _agent = scene.start(&scene.agent.clone().switch("--allow-local-probe-hosts")).await?;
+    for (name, _) in &probes {
         scene.until(name, "ready", PodView::is_ready).await?;
     }
     host.abort();

@@ -83,6 +83,14 @@ impl Scene {
         Ok((scene, running))
     }
 
+    /// The same, with probes and hooks that may name this machine as their `host`: a test's own servers are there.
+    pub(crate) async fn with_local_probe_hosts(name: &str) -> Result<(Self, RunningAgent)> {
+        let mut scene = Self::new(name).await?;
+        scene.agent = scene.agent.switch("--allow-local-probe-hosts");
+        let running = scene.start(&scene.agent).await?;
+        Ok((scene, running))
+    }
+
     /// A scene with its agent running and its Node ready. The agent reaches the API server through a proxy that the test controls.
     pub(crate) async fn behind_proxy(name: &str) -> Result<(Self, Proxy, RunningAgent)> {
         let mut scene = Self::new(name).await?;

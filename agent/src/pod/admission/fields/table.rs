@@ -110,13 +110,15 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].lifecycle.postStart.exec",
         Honoured(
-            "runs in the guest, in the container's environment; its failure ends the container, whose status alone says what it has written",
+            "runs in the guest, in the container's environment; its failure ends the container, whose status alone says what it has written; \
+             it may write 64 MiB",
         ),
     ),
     (
         "spec.containers[].lifecycle.postStart.httpGet",
         Honoured(
-            "asked by the host; any answer will do, also one without TLS where `scheme` is `HTTPS`, which is told in an Event; none ends the container",
+            "asked by the host; any answer will do, also one without TLS where `scheme` is `HTTPS`, which is told in an Event; none ends the container; \
+             `host` as for a probe",
         ),
     ),
     ("spec.containers[].lifecycle.postStart.sleep", Honoured("the container counts as started after it")),
@@ -131,7 +133,7 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     (
         "spec.containers[].lifecycle.preStop.httpGet",
-        Honoured("asked by the host within the grace period; any answer will do"),
+        Honoured("asked by the host within the grace period; any answer will do; `host` as for a probe"),
     ),
     ("spec.containers[].lifecycle.preStop.sleep", Honoured("within the grace period")),
     (
@@ -144,7 +146,7 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].livenessProbe.exec.command",
         Honoured(
-            "runs in the guest through its guest agent, in the container's environment; passes when it exits with 0 in time. A guest agent that cannot be reached \
+            "runs in the guest through its guest agent, in the container's environment; passes when it exits with 0 in time and writes less than 1 MiB. A guest agent that cannot be reached \
              is a failure, where a kubelet forgets what its runtime cannot tell: a guest that hangs could not be found otherwise",
         ),
     ),
@@ -159,7 +161,13 @@ pub(super) const FIELDS: &[Field] = &[
     ),
     ("spec.containers[].livenessProbe.grpc.service", Honoured("the service that is asked for")),
     ("spec.containers[].livenessProbe.httpGet", Parts),
-    ("spec.containers[].livenessProbe.httpGet.host", Honoured("in place of the Pod's address")),
+    (
+        "spec.containers[].livenessProbe.httpGet.host",
+        Honoured(
+            "in place of the Pod's address. The agent asks from the Mac: an address of the Mac itself, of its loopback or a link-local one fails the probe, \
+             unless `--allow-local-probe-hosts` is set",
+        ),
+    ),
     ("spec.containers[].livenessProbe.httpGet.httpHeaders", Honoured("sent; `Host` too")),
     (
         "spec.containers[].livenessProbe.httpGet.path",
@@ -174,7 +182,7 @@ pub(super) const FIELDS: &[Field] = &[
     ("spec.containers[].livenessProbe.periodSeconds", Honoured("from one probe to the next")),
     ("spec.containers[].livenessProbe.successThreshold", Honoured("so many in a row")),
     ("spec.containers[].livenessProbe.tcpSocket", Parts),
-    ("spec.containers[].livenessProbe.tcpSocket.host", Honoured("in place of the Pod's address")),
+    ("spec.containers[].livenessProbe.tcpSocket.host", Honoured("as `httpGet.host`")),
     (
         "spec.containers[].livenessProbe.tcpSocket.port",
         Honoured("passes when it accepts; a number or the name of a container port"),
@@ -206,16 +214,18 @@ pub(super) const FIELDS: &[Field] = &[
     (
         "spec.containers[].resources.limits",
         Honoured(
-            "`cpu` and `memory` size the VM, rounded up to cores and MiB, but not below what its image needs: an Event tells when a limit is less; \
+            "`cpu` and `memory` size the VM, rounded up to cores and MiB; a container whose limit is less than its image needs waits with \
+             `CreateContainerConfigError`, and says how much that is; \
              a Pod that takes more of the host's disk than `ephemeral-storage` is evicted: what its VM has grown beyond its image, by any program in the guest, its volumes and its logs \
-             are measured every 10 s, and a volume that cannot be measured counts as for `sizeLimit`; what a guest writes over what was in its image is not seen; \
+             are measured every 10 s, and a volume that cannot be measured counts as for `sizeLimit`; what a guest writes over what was in its image is seen on APFS alone; \
              of containers that run one after the other in the VM, the largest limit counts",
         ),
     ),
     (
         "spec.containers[].resources.requests",
         Honoured(
-            "size the VM where there is no limit, but not below what its image needs; a Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
+            "size the VM where there is no limit. A VM without either, or with a request that is less than its image needs, is as large as its image has it, with \
+             no more memory than other Pods leave of the Node; where that is less than the image needs, it waits with `CreateContainerConfigError`. A Pod that does not fit beside the others fails with `OutOfcpu`, `OutOfmemory` or \
              `OutOfephemeral-storage`",
         ),
     ),

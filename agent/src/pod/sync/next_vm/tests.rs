@@ -38,7 +38,7 @@ fn over(name: &str, code: i32) -> InitState {
 fn run(number: u32, segment: &Segment, taken: TakenOver, init: Vec<InitState>, end: Ending) -> VmRunView {
     let names: Vec<&str> = segment.init.iter().map(String::as_str).collect();
     let mut spec = ShimSpec::example_of_init(vm(number), &names);
-    spec.main = segment.main.as_ref().and(ShimSpec::example(vm(number)).main);
+    spec.main = segment.main.as_ref().and_then(|_| ShimSpec::example(vm(number)).main);
     spec.image = format!("{}@sha256:0", segment.image);
     spec.image_name = Some(segment.image.clone());
     spec.init_before = taken.init;

@@ -67,7 +67,12 @@ pub(crate) fn run(mut args: cli::Run) -> Result<ExitCode> {
         let vm = configure(&args, &home, dir)?;
         let started = start(&vm, &home);
         match started {
-            Ok(slot) => Ok(lifecycle::run_until_end(vm, slot, signals).await),
+            Ok(slot) => {
+                if faults::is_on(Fault::Runs) {
+                    host::record("runs", &vm.name);
+                }
+                Ok(lifecycle::run_until_end(vm, slot, signals).await)
+            }
             Err(message) => {
                 print_error(&message);
                 Ok(ExitCode::FAILURE)

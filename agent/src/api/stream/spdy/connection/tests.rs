@@ -257,7 +257,7 @@ async fn output_is_taken_only_as_fast_as_the_client_reads_it() {
 #[test]
 fn fuzz_a_spdy_connection() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    crate::api::stream::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
+    crate::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
         runtime.block_on(async {
             let (mut client, server) = tokio::io::duplex(64 << 10);
             let mut connection = Connection::new(server, LIMITS);

@@ -150,7 +150,7 @@ proptest! {
 /// Bytes that arrive at once and bytes that arrive in parts make the same frames, or the same error, and no memory is held for them.
 #[test]
 fn fuzz_the_spdy_decoder() {
-    crate::api::stream::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
+    crate::fuzz::run(include_str!("../../corpus/spdy.txt"), |bytes| {
         let mut whole = BytesMut::from(bytes);
         let expected = decode_until_error(&mut Decoder::new(), &mut whole);
         let (mut decoder, mut input, mut found) = (Decoder::new(), BytesMut::new(), (Vec::new(), None));

@@ -194,7 +194,7 @@ proptest! {
 fn fuzz_the_channels_of_a_web_socket() {
     use tokio::io::AsyncWriteExt as _;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    crate::api::stream::fuzz::run(include_str!("../../corpus/websocket.txt"), |bytes| {
+    crate::fuzz::run(include_str!("../../corpus/websocket.txt"), |bytes| {
         runtime.block_on(async {
             for encoding in [Encoding::Binary, Encoding::Base64] {
                 let (mut client, server) = tokio::io::duplex(64 << 10);

@@ -8,11 +8,20 @@ const ROUNDS: u64 = 2000;
 const MAX_LENGTH: usize = 4 << 10;
 
 /// Calls `target` with all inputs. A corpus has one input a line, in hexadecimal digits; `#` begins a comment.
-pub(super) fn run(corpus: &str, mut target: impl FnMut(&[u8])) {
+pub(crate) fn run(corpus: &str, target: impl FnMut(&[u8])) {
     let lines = corpus.lines().map(|line| line.split('#').next().unwrap_or_default());
-    let inputs: Vec<Vec<u8>> = lines.filter(|line| !line.trim().is_empty()).map(parse).collect();
+    run_inputs(&lines.filter(|line| !line.trim().is_empty()).map(parse).collect::<Vec<_>>(), target);
+}
+
+/// As [`run`], with a corpus of texts, one a line.
+pub(crate) fn run_texts(corpus: &str, mut target: impl FnMut(&str)) {
+    let inputs: Vec<Vec<u8>> = corpus.lines().map(|line| line.as_bytes().to_vec()).collect();
+    run_inputs(&inputs, |bytes| target(&String::from_utf8_lossy(bytes)));
+}
+
+fn run_inputs(inputs: &[Vec<u8>], mut target: impl FnMut(&[u8])) {
     assert!(!inputs.is_empty(), "an empty corpus");
-    for input in &inputs {
+    for input in inputs {
         call(input, &mut target);
     }
     let seconds = std::env::var("FUZZ_SECONDS").ok().and_then(|text| text.parse().ok());
@@ -22,7 +31,7 @@ pub(super) fn run(corpus: &str, mut target: impl FnMut(&[u8])) {
     let mut round = 0;
     while end.map_or(round < ROUNDS, |end| Instant::now() < end) {
         round += 1;
-        call(&changed(&inputs, &mut random), &mut target);
+        call(&changed(inputs, &mut random), &mut target);
     }
     println!("{round} inputs, seed {seed}");
 }
