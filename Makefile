@@ -18,7 +18,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
+.PHONY: help demo test test-1.35 test-provider bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ test-1.35: assets build ## Run the tests of the kubelet API with an API server o
 	@$(say) "tests of the kubelet API with Kubernetes 1.35"
 	TART_KUBELET_TEST_API_SERVER="$$(KUBERNETES=1.35 tests/control-plane/build kube-apiserver)/kube-apiserver" \
 		RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked -p tart-kubelet-tests --test e2e -- $(or $(T),api::)
+
+test-provider: assets build ## Run the tests of the provider on real Cluster API; T=name for some
+	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
+	RUST_TEST_THREADS=2 $(CARGO) test --locked -p tart-kubelet-tests --test provider -- $(T)
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
 	@$(say) "building the release binaries (some minutes when they are not there yet)"

@@ -18,6 +18,7 @@ pub mod actions_runner;
 pub mod agent;
 pub mod certificates;
 pub mod clock;
+pub mod cluster_api;
 pub mod control_plane;
 pub mod disk;
 pub mod kubeconfig;

@@ -34,6 +34,7 @@ pub struct MacHostBuilder {
     sandbox: Sandbox,
     has_tart: bool,
     has_key: bool,
+    further_keys: Vec<String>,
     private_key: Option<PathBuf>,
     pfctl: Option<PathBuf>,
     /// The Mac's directory; a small disk may be mounted on its `root`.
@@ -91,6 +92,13 @@ impl MacHostBuilder {
         self
     }
 
+    /// The Mac lets this key in, too, as `authorized_keys` has it.
+    #[must_use]
+    pub fn authorized_key(mut self, key: &str) -> Self {
+        self.further_keys.push(key.to_owned());
+        self
+    }
+
     /// The Mac accepts the key of another one.
     #[must_use]
     pub fn with_key_of(mut self, other: &MacHost) -> Self {
@@ -127,7 +135,12 @@ impl MacHostBuilder {
             user: USER.to_owned(),
             password: PASSWORD.to_owned(),
             host_name: "Mac-mini.local".to_owned(),
-            authorized_keys: self.has_key.then_some(public_key).into_iter().collect(),
+            authorized_keys: self
+                .has_key
+                .then_some(public_key)
+                .into_iter()
+                .chain(self.further_keys)
+                .collect(),
             openssh: Some(openssh),
             tart: self.has_tart.then(programs::simulated_tart).transpose()?,
             pfctl: self.pfctl.clone(),
@@ -163,6 +176,7 @@ impl MacHost {
             sandbox: sandbox.clone(),
             has_tart: true,
             has_key: true,
+            further_keys: Vec::new(),
             private_key: None,
             pfctl: None,
             path,

@@ -1,0 +1,5 @@
+//! The provider on a real control plane with the real Cluster API core, a simulated Scaleway and simulated Macs behind real sshds.
+
+mod fleet;
+mod machine;
+mod scene;
