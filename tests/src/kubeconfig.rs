@@ -1,5 +1,7 @@
 //! Kubeconfig files.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -50,7 +52,10 @@ contexts:
 current-context: test
 "
     );
-    std::fs::write(path, kubeconfig).with_context(|| format!("cannot write {}", path.display()))
+    // The agent warns of credentials that other users can read.
+    std::fs::write(path, kubeconfig)
+        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(0o600)))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// A client that uses a kubeconfig; it belongs to the runtime that makes it.

@@ -50,6 +50,7 @@ pub(in crate::shim) async fn force(vm: &VmName, child: &mut Child) {
         let Some(group) = child.id().and_then(|id| i32::try_from(id).ok()) else { return };
         let _ = killpg(Pid::from_raw(group), signal);
         if timeout(FORCE_LIMIT, child.wait()).await.is_ok() {
+            info!(%vm, %signal, "the VM has ended");
             return;
         }
         warn!(%vm, %signal, "the VM does not end");
