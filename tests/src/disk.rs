@@ -9,6 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::skip;
 
+/// A file system may give back so much of what it held for files that were on their way to the disk.
+const GIVEN_BACK: u64 = 1 << 20;
+
 /// A volume mounted over a directory; gone when it is dropped, or with the sandbox that it is in.
 #[derive(Debug)]
 pub struct SmallDisk {
@@ -76,16 +79,17 @@ impl SmallDisk {
     pub fn fill_but(&self, bytes: u64) -> Result<()> {
         let path = self.path.join("ballast");
         let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        // The file system may give back some of what it held for files that were on their way to the disk.
-        while self.free()? > bytes && self.top_up(&mut file, bytes)? {}
+        // The agent may free space as soon as it lacks some. The ballast does not take that.
+        let limit = self.free()?.saturating_sub(bytes) + GIVEN_BACK;
+        while self.free()? > bytes && self.top_up(&mut file, bytes, limit)? {}
         Ok(())
     }
 
-    /// Adds to the ballast until only so many bytes are left. False if there is no room for one more byte.
-    fn top_up(&self, ballast: &mut File, bytes: u64) -> Result<bool> {
+    /// Adds to the ballast until only so many bytes are left, or it has its largest size. False if it has not grown.
+    fn top_up(&self, ballast: &mut File, bytes: u64, limit: u64) -> Result<bool> {
         let mut block = vec![1; 1 << 12];
         let mut has_written = false;
-        while free(&self.path)? > bytes && !block.is_empty() {
+        while free(&self.path)? > bytes && ballast.metadata()?.len() < limit && !block.is_empty() {
             match ballast.write(&block) {
                 // A file system may have blocks that are smaller, and one of them may be left.
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => block.truncate(block.len() / 2),
