@@ -29,7 +29,7 @@ demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends b
 
 test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
-	RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --workspace --locked --no-fail-fast $(if $(T),-- $(T))
+	CARGO="$(CARGO)" RUST_TEST_THREADS=$(TEST_THREADS) tests/run $(T)
 
 test-1.35: assets build ## Run the tests of the kubelet API with an API server of Kubernetes 1.35 (4 minutes to build, once per machine)
 	@$(say) "tests of the kubelet API with Kubernetes 1.35"
