@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const ORDER: &[&str] = &[
     "fuzz",
     "testing",
-    "words",
+    "word_enum",
     "mutex",
     "error_chain",
     "crash_point",

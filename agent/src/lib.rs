@@ -9,7 +9,7 @@
 //! Modules are layers. A module imports only modules that stand before it in this list; the test below keeps it so.
 //!
 //! ```text
-//! words      words mutex error_chain crash_point text_table duration quantity backoff clock names
+//! words      word_enum mutex error_chain crash_point text_table duration quantity backoff clock names
 //! machine    os fs tart
 //! services   metrics apiserver identity state logs guest env
 //! parts      image probe volume
@@ -19,7 +19,7 @@
 //! ```
 
 #[macro_use]
-mod words;
+mod word_enum;
 
 mod agent;
 mod api;

@@ -1,8 +1,8 @@
 //! What the handlers of the kubelet API answer from.
 
 use super::configz::KubeletSettings;
-use super::figures::Sampler;
 use super::local::Source;
+use super::stats::Sampler;
 use crate::guest::connections::GuestConnections;
 use crate::names::NodeName;
 use crate::os::host::HostFacts;

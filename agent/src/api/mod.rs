@@ -11,7 +11,6 @@ mod configz;
 mod connections;
 mod context;
 mod exec;
-mod figures;
 #[cfg(test)]
 mod fuzz_tests;
 pub(crate) mod local;
@@ -24,10 +23,11 @@ mod router;
 mod run;
 mod running_container;
 pub(crate) mod server;
+mod stats;
 mod stream;
 mod upgrade;
 
 pub(crate) use auth::{ClientCa, ClientCaError};
 pub(crate) use configz::KubeletSettings;
 pub(crate) use context::Context;
-pub(crate) use figures::Sampler;
+pub(crate) use stats::Sampler;

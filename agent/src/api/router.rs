@@ -6,9 +6,9 @@ use tracing::warn;
 
 use super::auth::{Auth, PeerCertificates};
 use super::context::Context;
-use super::figures::{Sample, exposition, summary};
 use super::path::Route;
 use super::response::{self, Body};
+use super::stats::{Sample, exposition, summary};
 use super::{attach, exec, local, logs, pods, port_forward, run};
 use crate::error_chain::chain;
 use crate::metrics;

@@ -46,6 +46,7 @@ mod disk_reserve;
 pub(crate) mod disk_space_request;
 mod host_path_writers;
 mod log_files;
+mod newer_release;
 mod outcome;
 mod pod_dir;
 mod records;
@@ -54,7 +55,6 @@ pub(crate) mod segment;
 mod shim_spec;
 mod tart_home_owner;
 mod tart_home_record;
-mod tolerant;
 mod vm_memory;
 mod vm_run;
 

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::tolerant::{self, OrNewer};
+use super::newer_release::{self, OrNewer};
 
 /// The exit code of a command that SIGKILL ended.
 pub(crate) const KILLED: i32 = 137;
@@ -96,7 +96,7 @@ pub(crate) struct NotStarted {
     /// What a user can do about it.
     pub(crate) message: String,
     /// What is wrong with the host, if it is the host's fault.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "tolerant::optional")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "newer_release::optional")]
     pub(crate) fault: Option<HostFault>,
 }
 

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::container_spec::GuestCommand;
+use super::newer_release::OrNewer;
 use super::outcome::Outcome;
-use super::tolerant::OrNewer;
 use crate::clock;
 use crate::names::{PodName, VmName};
 
