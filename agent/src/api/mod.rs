@@ -14,6 +14,7 @@ mod exec;
 mod figures;
 #[cfg(test)]
 mod fuzz_tests;
+mod head;
 pub(crate) mod local;
 mod logs;
 mod path;
