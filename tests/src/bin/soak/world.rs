@@ -99,6 +99,8 @@ impl World {
         mac.add_image(HALTING_IMAGE, &json!({"boot": ["/bin/sh", "-c", "sleep 0.3; shutdown -h now"]}))?;
         mac.set_gui_session(GuiSession::Open)?;
         mac.set_fault(Fault::Runs, "")?;
+        // As `packaging/host/dhcp-lease-time.sh` sets it. A Mac that lends its 253 addresses for a day has none left after as many VMs.
+        mac.set_fault(Fault::DhcpLeaseTime, "600s")?;
         let proxy = Proxy::start(control_plane).await?;
         let kubeconfig = proxy.kubeconfig(&control_plane.node_kubeconfig(&node)?)?;
         let clock = Clock::new(control_plane.sandbox())?;
@@ -282,7 +284,7 @@ impl World {
         let Some(count) = Some(live.len()).filter(|count| *count > 0) else { return Ok(()) };
         let Some(record) = live.into_iter().nth(which % count) else { return Ok(()) };
         let killed = evidence::signal_processes(Signal::SIGKILL, |words| is_meant(words, &record.uid))?;
-        record.harm.is_killed |= killed > 0 && !self.is_blind;
+        record.harm.kills += usize::from(killed > 0 && !self.is_blind);
         Ok(())
     }
 
@@ -360,7 +362,7 @@ impl World {
 
     async fn lose_power(&mut self) -> Result<()> {
         for record in &mut self.records {
-            record.harm.is_killed |= !self.watch.history.of(&record.uid).state.is_over();
+            record.harm.kills += usize::from(!self.watch.history.of(&record.uid).state.is_over());
         }
         let mac = self.mac.clone();
         tokio::task::spawn_blocking(move || mac.lose_power()).await??;

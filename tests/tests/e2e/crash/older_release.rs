@@ -22,7 +22,7 @@ fn older(scene: &Scene) -> Result<Agent> {
 
 impl Scene {
     /// Creates a Pod that waits for the test and then ends with a code; returns its VM.
-    async fn waiting(&self, name: &str, code: i32) -> Result<String> {
+    async fn until_told(&self, name: &str, code: i32) -> Result<String> {
         self.pod(name).sh(format!("{UNTIL_FINISHED}; exit {code}")).create_until("Running").await?.vm()
     }
 
@@ -38,7 +38,7 @@ impl Scene {
 async fn newer_agent_adopts_what_an_older_one_has_started() -> Result<()> {
     let scene = Scene::new("forward").await?;
     let agent = scene.start(&older(&scene)?).await?;
-    let job = scene.waiting("job", 7).await?;
+    let job = scene.until_told("job", 7).await?;
     let boots = scene.pod("boots").create_until("Running").await?.vm()?;
     agent.kill9()?;
     let _agent = scene.start(&scene.agent).await?;
@@ -58,13 +58,13 @@ async fn newer_agent_adopts_what_an_older_one_has_started() -> Result<()> {
 async fn older_agent_adopts_what_a_newer_one_has_started_and_the_newer_one_takes_it_back() -> Result<()> {
     let scene = Scene::new("back").await?;
     let newer = scene.start(&scene.agent).await?;
-    let (seen, unseen) = (scene.waiting("seen", 3).await?, scene.waiting("unseen", 0).await?);
+    let (seen, unseen) = (scene.until_told("seen", 3).await?, scene.until_told("unseen", 0).await?);
     newer.kill9()?;
 
     let older = scene.start(&older(&scene)?).await?;
     scene.finish_command(&seen).await;
     scene.ended("seen", "Failed", 3).await?;
-    let own = scene.waiting("own", 9).await?;
+    let own = scene.until_told("own", 9).await?;
     let directory = scene.pod_dir(scene.pods.get("unseen").await?.uid_of()?).join("0");
     older.kill9()?;
 
