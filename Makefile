@@ -12,13 +12,15 @@ SUITE := e2e.test ginkgo agnhost
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 # Most tests wait, for a guest to boot or a Pod to go: four for each core.
 TEST_THREADS ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
+# The agent that `make test-older` runs beside this one. There is no release yet: it is the newest of main on the morning of 18 November 2026.
+OLDER ?= f20a5501f30cc588d8f36c0e125c441f5d53cb23
 say = printf '\033[1m==> %s\033[0m\n'
 
 # On a Mac with tart the demo uses both; everywhere else a simulated Mac. There IMAGE names the image to run.
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 test-provider bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
+.PHONY: help demo test test-1.35 test-older test-provider bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +38,14 @@ test-1.35: assets build ## Run the tests of the kubelet API with an API server o
 	TART_KUBELET_TEST_API_SERVER="$$(KUBERNETES=1.35 tests/control-plane/build kube-apiserver)/kube-apiserver" \
 		RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked -p tart-kubelet-tests --test e2e -- $(or $(T),api::)
 
+test-older: assets build ## Run agent and shim of different releases together; OLDER=commit for another one (5 minutes to build, once per commit)
+	@$(say) "the agent of $(OLDER)"
+	@commit=$$(git rev-parse --verify --quiet "$(OLDER)^{commit}") || { echo "$(OLDER) is no commit of this repository; a shallow clone lacks it"; exit 1; }; \
+	tree="$(abspath $(BUILT))/older/$$commit" && mkdir -p "$$tree" && git archive "$$commit" | tar -x -C "$$tree" && \
+	CARGO_TARGET_DIR="$$tree/target" $(CARGO) build --locked -p tart-kubelet --manifest-path "$$tree/Cargo.toml" && \
+	TART_KUBELET_OLDER_BINARY="$$tree/target/debug/tart-kubelet" RUST_TEST_THREADS=2 \
+		$(CARGO) test --locked -p tart-kubelet-tests --test e2e -- --ignored $(or $(T),older_release::)
+
 test-provider: assets build ## Run the tests of the provider on real Cluster API; T=name for some
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
 	RUST_TEST_THREADS=2 $(CARGO) test --locked -p tart-kubelet-tests --test provider -- $(T)
@@ -49,9 +59,9 @@ bench: assets build ## Measure what is promised, into bench.json; BENCH=name for
 fuzz: rust ## Fuzz what clients send to the kubelet API, with inputs that are new each time; SECONDS=60 for each target
 	FUZZ_SECONDS=$(or $(SECONDS),60) $(CARGO) test --locked -p tart-kubelet --lib -- fuzz_ --nocapture
 
-soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5
+soak: assets build ## Run random worlds and watch what must always hold; SEED=1 STEPS=10000 WORLDS=5; BLIND=1 kills without noting it, and has to end with a violation
 	@$(say) "soak"
-	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS))
+	@$(BUILT)/debug/soak $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) $(if $(WORLDS),--worlds $(WORLDS)) $(if $(BLIND),--blind)
 
 conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex for some specs, KNOWN=1 for those that do not pass, too
 	@$(say) "Kubernetes' end-to-end suite: $(SUITE)"

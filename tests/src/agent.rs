@@ -103,6 +103,13 @@ impl Agent {
         self
     }
 
+    /// The same, as another program: an agent of another release.
+    #[must_use]
+    pub fn program(mut self, program: &Path) -> Self {
+        program.clone_into(&mut self.program);
+        self
+    }
+
     /// The Mac that it is for.
     pub fn mac(&self) -> &Mac {
         &self.mac

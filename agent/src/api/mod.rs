@@ -13,6 +13,7 @@ mod context;
 mod exec;
 #[cfg(test)]
 mod fuzz_tests;
+mod head;
 pub(crate) mod local;
 mod logs;
 mod path;

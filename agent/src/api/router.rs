@@ -9,7 +9,7 @@ use super::context::Context;
 use super::path::Route;
 use super::response::{self, Body};
 use super::stats::{Sample, exposition, summary};
-use super::{attach, exec, local, logs, pods, port_forward, run};
+use super::{attach, exec, head, local, logs, pods, port_forward, run};
 use crate::error_chain::chain;
 use crate::metrics;
 use crate::names::PodUid;
@@ -25,6 +25,12 @@ pub(super) async fn answer(
     context: &Context,
     admit: impl FnOnce() -> bool,
 ) -> Response<Body> {
+    if head::is_too_large(&request) {
+        return response::text(
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "URL and headers have more than 128 KiB",
+        );
+    }
     let (method, path) = (request.method(), request.uri().path());
     // Every path needs rights, also one that leads nowhere.
     if let Err(error) = auth.check(certificates, (method, path, request.headers())).await {

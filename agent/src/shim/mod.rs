@@ -31,14 +31,16 @@ use tracing::info;
 
 use crate::crash_point;
 use crate::fs::file::FileError;
+use crate::fs::lock::Lock;
 use crate::state::disk_space_request::DiskSpaceRequest;
-use crate::state::{NotStarted, NotStartedReason, ShimSpec, VmRun};
+use crate::state::{NotStarted, NotStartedReason, Outcome, ShimSpec, VmRun};
 use crate::tart::Tart;
 use attach::AttachServer;
 use container::main::MainContainer;
 use network::host_ports::HostPorts;
 use outcome::messages::{host_port_taken, stopped_before_start};
 use progress::ProgressWriter;
+use records::not_started;
 use stop::request::StopSignal;
 
 #[derive(Debug, thiserror::Error)]
@@ -71,12 +73,12 @@ pub(crate) async fn run(dir: &Path, stdin: File) -> Result<(), ShimError> {
     shim.persist("the shim's process ID", || shim.vm_run.record_shim_pid(std::process::id())).await;
     let Some(tart_lock) = shim.vm_run.take_tart_lock()? else {
         let message = "another tart is still at work on the VM".to_owned();
-        shim.end_not_started(NotStarted::new(NotStartedReason::StartError, message)).await;
+        shim.end(&not_started(NotStarted::new(NotStartedReason::StartError, message))).await;
         return Ok(());
     };
     tart_lock.share_with_children().map_err(ShimError::ShareLock)?;
     crash_point::point("shim.started");
-    Box::pin(shim.serve()).await;
+    Box::pin(shim.serve(tart_lock)).await;
     Ok(())
 }
 
@@ -91,25 +93,24 @@ struct Shim {
 }
 
 impl Shim {
-    async fn serve(self) {
+    /// Brings the run to its end, and records it. `tart_lock` is held by every tart that this starts.
+    async fn serve(self, tart_lock: Lock) {
         self.persist("that the run has begun", || self.vm_run.mark_begun()).await;
         crash_point::point("shim.begun");
-        let ports = match HostPorts::bind(&self.spec.host_ports).await {
-            Ok(ports) => ports,
-            Err(error) => return self.end_not_started(host_port_taken(&error)).await,
-        };
-        let created = {
-            let mut stop = self.stop.clone();
-            tokio::select! {
-                created = self.create_vm() => created,
-                // Dropping the call kills the tart that is at work.
-                _ = stop.requested() => Err(stopped_before_start()),
-            }
-        };
-        match created {
-            Ok(()) => Box::pin(self.run_vm(ports)).await,
-            Err(not_started) => self.end_not_started(not_started).await,
+        let outcome = Box::pin(self.begin()).await.unwrap_or_else(not_started);
+        self.leftover_processes_gone(tart_lock, &outcome).await;
+        self.end(&outcome).await;
+    }
+
+    async fn begin(&self) -> Result<Outcome, NotStarted> {
+        let ports = HostPorts::bind(&self.spec.host_ports).await.map_err(|error| host_port_taken(&error))?;
+        let mut stop = self.stop.clone();
+        tokio::select! {
+            created = self.create_vm() => created?,
+            // Dropping the call kills the tart that is at work.
+            _ = stop.requested() => return Err(stopped_before_start()),
         }
+        Ok(Box::pin(self.run_vm(ports)).await)
     }
 
     fn disk_space_request(&self) -> DiskSpaceRequest {

@@ -15,6 +15,11 @@ use crate::state::{Ending, NotStarted, Notice, Outcome};
 /// How soon a failed write is tried again.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The outcome of a run whose container never started.
+pub(super) fn not_started(not_started: NotStarted) -> Outcome {
+    Outcome { ending: not_started.into(), started_at: None, finished_at: Timestamp::now() }
+}
+
 impl Shim {
     /// Writes a record that must not be lost, and tries until it works: a full disk may get space. It gives up when a user has deleted
     /// the directory.
@@ -42,11 +47,6 @@ impl Shim {
                 warn!(vm = %self.spec.vm, reason, error = chain(&error), "cannot leave a notice for the agent: {}", notice.message);
             }
         }
-    }
-
-    pub(super) async fn end_not_started(&self, not_started: NotStarted) {
-        let finished_at = Timestamp::now();
-        self.end(&Outcome { ending: not_started.into(), started_at: None, finished_at }).await;
     }
 
     /// Writes the outcome of the run: the last thing that the shim does.

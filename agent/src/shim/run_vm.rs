@@ -14,6 +14,7 @@ use super::outcome::messages::{
     connection_lost, lost_with_vm, stopped_before_start, tart_failed, with_message_of_vm,
 };
 use super::outcome::vm_output::{VmOutput, is_for_want_of_space};
+use super::records;
 use super::stop::grace_period::GracePeriod;
 use super::stop::shutdown::{force, shut_down};
 use crate::crash_point;
@@ -55,13 +56,14 @@ struct RunResult {
 
 impl RunResult {
     fn not_started(not_started: NotStarted) -> Self {
-        let outcome = Outcome { ending: not_started.into(), started_at: None, finished_at: Timestamp::now() };
+        let outcome = records::not_started(not_started);
         Self { child: None, outcome, no_space: false, has_started: false }
     }
 }
 
 impl Shim {
-    pub(super) async fn run_vm(self, ports: HostPorts) {
+    /// Runs the VM to its end.
+    pub(super) async fn run_vm(&self, ports: HostPorts) -> Outcome {
         crash_point::point("shim.configured");
         let mut result = self.run_once(&ports).await;
         // A guest that was never up has run nothing of the Pod, so that nothing runs twice.
@@ -84,7 +86,7 @@ impl Shim {
                 self.persist_result(&outcome).await;
             }
         }
-        self.end(&outcome).await;
+        outcome
     }
 
     /// Has the agent free disk space for the VM; false when there is no use in another try.

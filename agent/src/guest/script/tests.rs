@@ -187,6 +187,25 @@ fn each_container_mounts_over_a_link_of_the_image() {
 }
 
 #[test]
+fn a_share_that_appears_late_is_waited_for_and_one_that_never_does_is_told() {
+    let dir = dir();
+    let (share, path) = (dir.path().join("shares/data"), dir.path().join("data"));
+    let mount =
+        format!("mount_at {} {}", quote(&share.display().to_string()), quote(&path.display().to_string()));
+    let never = call(dir.path(), &format!("sleep() {{ :; }}\n{mount}"));
+    let said = String::from_utf8(never.stdout).unwrap();
+    assert!(said.contains("failed CreateContainerError the guest does not see the share"), "{said}");
+    assert!(!path.exists());
+    // The share is there after the first pause.
+    let late = call(
+        dir.path(),
+        &format!("sleep() {{ mkdir -p {}; }}\n{mount}", quote(&share.display().to_string())),
+    );
+    assert!(late.status.success(), "{}", String::from_utf8_lossy(&late.stdout));
+    assert_eq!(path.canonicalize().unwrap(), share.canonicalize().unwrap());
+}
+
+#[test]
 fn host_aliases_are_added_once_and_on_lines_of_their_own() {
     let dir = dir();
     std::fs::write(dir.path().join("hosts"), "127.0.0.1\tlocalhost").unwrap();

@@ -26,7 +26,7 @@ impl VmRun {
     pub(crate) fn holder(&self) -> Result<Holder, FileError> {
         Ok(if self.is_held("shim.lock")? {
             Holder::Shim
-        } else if self.is_held("tart.lock")? {
+        } else if self.has_tart()? {
             Holder::Tart
         } else {
             Holder::None
@@ -48,6 +48,11 @@ impl VmRun {
     /// Takes the lock that every `tart` of this run inherits; `None` when an old one still holds it.
     pub(crate) fn take_tart_lock(&self) -> Result<Option<Lock>, FileError> {
         self.take("tart.lock")
+    }
+
+    /// Whether a `tart` of this run, or what it has started, still lives. The process that has taken the lock counts, too.
+    pub(crate) fn has_tart(&self) -> Result<bool, FileError> {
+        self.is_held("tart.lock")
     }
 
     pub(crate) fn record_shim_pid(&self, pid: u32) -> Result<(), FileError> {

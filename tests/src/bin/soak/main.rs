@@ -4,6 +4,7 @@
 //! happens in a step follows from the seed, the world and the step, so that a run can be repeated, though not its timing.
 
 mod action;
+mod api_call;
 mod evidence;
 mod oracle;
 mod pod_kind;
@@ -37,6 +38,8 @@ struct Plan {
     seed: u64,
     steps: usize,
     worlds: usize,
+    /// Whether the worlds do not note whose processes they kill: a run that does not end with a violation is blind.
+    is_blind: bool,
 }
 
 fn main() -> ExitCode {
@@ -55,17 +58,21 @@ fn main() -> ExitCode {
 }
 
 impl Plan {
-    /// Reads `--seed N --steps N --worlds N`, each of which may be absent.
+    /// Reads `--seed N --steps N --worlds N --blind`, each of which may be absent.
     fn read(mut words: impl Iterator<Item = String>) -> Result<Self> {
-        let mut plan = Self { seed: fastrand::u64(..1_000_000), steps: 10_000, worlds: 5 };
+        let mut plan = Self { seed: fastrand::u64(..1_000_000), steps: 10_000, worlds: 5, is_blind: false };
         while let Some(word) = words.next() {
+            if word == "--blind" {
+                plan.is_blind = true;
+                continue;
+            }
             let number = words.next().and_then(|number| number.parse().ok());
             let number = || number.with_context(|| format!("{word} needs a number"));
             match word.as_str() {
                 "--seed" => plan.seed = number()?,
                 "--steps" => plan.steps = usize::try_from(number()?)?,
                 "--worlds" => plan.worlds = usize::try_from(number()?)?.max(1),
-                other => bail!("unknown word {other}: --seed, --steps and --worlds are known"),
+                other => bail!("unknown word {other}: --seed, --steps, --worlds and --blind are known"),
             }
         }
         Ok(plan)
@@ -79,7 +86,7 @@ impl Plan {
 }
 
 async fn soak(plan: Plan) -> Result<()> {
-    let Plan { seed, steps, worlds } = plan;
+    let Plan { seed, steps, worlds, .. } = plan;
     say(&format!(
         "seed {seed}, {steps} steps in {worlds} worlds; `make soak SEED={seed} STEPS={steps}` repeats it"
     ));
@@ -125,7 +132,7 @@ async fn live(
     steps: usize,
     done: &AtomicUsize,
 ) -> Result<Tally> {
-    let mut world = Box::pin(World::new(control_plane, index)).await?;
+    let mut world = Box::pin(World::new(control_plane, index, plan.is_blind)).await?;
     for step in 0..steps {
         let mut random = plan.random(index, step);
         let action = Action::random(&mut random);

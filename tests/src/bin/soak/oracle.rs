@@ -14,8 +14,8 @@ const NOT_STARTED: i32 = 128;
 pub(crate) struct Harm {
     /// It was deleted, or its world was cleared.
     pub(crate) is_deleted: bool,
-    /// Its shim or its tart was killed, or its Mac lost power.
-    pub(crate) is_killed: bool,
+    /// How often its shim or its tart was killed, or its Mac lost power.
+    pub(crate) kills: usize,
     /// Its Mac had a fault that keeps VMs from starting before it ran.
     pub(crate) had_mac_fault: bool,
 }
@@ -72,6 +72,7 @@ pub(crate) fn judge(
     if kind.is_hostile() {
         return Ok(());
     }
+    judge_starts(kind, harm, testimony, state)?;
     if let Some(reason) = &state.reason {
         return Err(format!("an innocent Pod has failed as a whole: {reason}"));
     }
@@ -93,6 +94,25 @@ pub(crate) fn judge(
     }
 }
 
+/// A command starts once. That of a [`PodKind::Retry`] starts twice, and once more for each VM that was killed.
+fn judge_starts(kind: PodKind, harm: Harm, testimony: &Testimony, state: &PodState) -> Result<(), String> {
+    let Testimony { begins, .. } = testimony;
+    let most = match kind {
+        PodKind::Job { .. } => 1,
+        PodKind::Retry => 2 + harm.kills,
+        PodKind::BootOnly | PodKind::AbsentImage | PodKind::Hostile(_) => return Ok(()),
+    };
+    if *begins > most {
+        return Err(format!("its command has begun {begins} times, and not {most} times at most"));
+    }
+    // A VM that cannot start on a Mac with a fault counts, too.
+    let restarts = usize::try_from(state.restarts).unwrap_or_default();
+    if restarts >= most && !harm.had_mac_fault {
+        return Err(format!("it has had {restarts} restarts, with {} VMs killed", harm.kills));
+    }
+    Ok(())
+}
+
 fn judge_end(kind: PodKind, harm: Harm, testimony: &Testimony, end: &ContainerEnd) -> Result<(), String> {
     let ContainerEnd { code, reason } = end;
     if testimony.ends.contains(code) {
@@ -106,7 +126,7 @@ fn judge_end(kind: PodKind, harm: Harm, testimony: &Testimony, end: &ContainerEn
         _ if is_stopped || is_broken => Ok(()),
         // tart was killed, and says so by the code of its own process.
         PodKind::BootOnly | PodKind::Job { .. } | PodKind::Retry
-            if harm.is_killed && *code != 0 && reason == "Error" =>
+            if harm.kills > 0 && *code != 0 && reason == "Error" =>
         {
             Ok(())
         }
@@ -158,11 +178,29 @@ mod tests {
 
     #[test]
     fn a_killed_command_has_no_success_that_it_did_not_write_down() {
-        let (job, killed) = (PodKind::Job { code: 0 }, Harm { is_killed: true, ..Harm::default() });
+        let (job, killed) = (PodKind::Job { code: 0 }, Harm { kills: 1, ..Harm::default() });
         let lost = ended("Failed", 137, "ContainerStatusUnknown");
         assert!(judge(job, killed, &wrote(&[]), &lost).is_ok());
         assert!(judge(job, killed, &wrote(&[]), &ended("Succeeded", 0, "Completed")).is_err());
         assert!(judge(job, killed, &wrote(&[0]), &ended("Succeeded", 0, "Completed")).is_ok());
+    }
+
+    #[test]
+    fn every_further_start_has_a_reason() {
+        let none = Harm::default();
+        let running = |restarts| PodState { phase: "Running".to_owned(), restarts, ..PodState::default() };
+        let twice = Testimony { begins: 2, ends: vec![7] };
+        assert!(judge(PodKind::Job { code: 7 }, Harm { kills: 1, ..none }, &twice, &running(0)).is_err());
+        assert!(judge(PodKind::Retry, none, &twice, &running(1)).is_ok());
+        assert!(
+            judge(PodKind::Retry, none, &twice, &running(2)).is_err(),
+            "a VM was lost, and none was killed"
+        );
+        assert!(judge(PodKind::Retry, Harm { kills: 1, ..none }, &twice, &running(2)).is_ok());
+        assert!(judge(PodKind::Retry, Harm { kills: 1, ..none }, &twice, &running(3)).is_err());
+        assert!(judge(PodKind::Retry, Harm { had_mac_fault: true, ..none }, &twice, &running(9)).is_ok());
+        let often = Testimony { begins: 4, ends: vec![7] };
+        assert!(judge(PodKind::Retry, Harm { kills: 1, ..none }, &often, &running(1)).is_err());
     }
 
     #[test]
@@ -190,7 +228,7 @@ mod tests {
         assert!(settled(job, none, &ended("Failed", 137, "Error")).is_err());
         let running = PodState { phase: "Running".to_owned(), ..PodState::default() };
         assert!(settled(PodKind::BootOnly, none, &running).is_ok());
-        let killed = Harm { is_killed: true, ..Harm::default() };
+        let killed = Harm { kills: 1, ..Harm::default() };
         assert!(settled(job, killed, &running).is_err());
     }
 }

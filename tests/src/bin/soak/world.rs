@@ -20,6 +20,7 @@ use tart_kubelet_tests::wait::eventually;
 use tokio::time::sleep;
 
 use super::action::{Action, ApiPath, MacFault};
+use super::api_call::ApiCalls;
 use super::evidence::{self, ForeignVm};
 use super::oracle::{self, Harm};
 use super::pod_kind::{GOOD_IMAGES, HALTING_IMAGE, HOSTILE_IMAGE, Hostility, PodKind};
@@ -71,6 +72,7 @@ pub(crate) struct World {
     clock: Clock,
     pods: Api<Pod>,
     nodes: Api<Node>,
+    calls: ApiCalls,
     watch: PodWatch,
     evidence: PathBuf,
     records: Vec<PodRecord>,
@@ -81,11 +83,13 @@ pub(crate) struct World {
     /// Since when the agent cannot reach the API server.
     outage: Option<Instant>,
     is_cordoned: bool,
+    /// Whether the world does not note whose processes it kills, to see that it finds out.
+    is_blind: bool,
     pub(crate) tally: Tally,
 }
 
 impl World {
-    pub(crate) async fn new(control_plane: &ControlPlane, index: usize) -> Result<Self> {
+    pub(crate) async fn new(control_plane: &ControlPlane, index: usize, is_blind: bool) -> Result<Self> {
         let namespace = control_plane.namespace("soak").await?;
         let node = format!("soak-mac-{index}");
         let mac = Mac::new(control_plane.sandbox())?;
@@ -95,6 +99,8 @@ impl World {
         mac.add_image(HALTING_IMAGE, &json!({"boot": ["/bin/sh", "-c", "sleep 0.3; shutdown -h now"]}))?;
         mac.set_gui_session(GuiSession::Open)?;
         mac.set_fault(Fault::Runs, "")?;
+        // As `packaging/host/dhcp-lease-time.sh` sets it. A Mac that lends its 253 addresses for a day has none left after as many VMs.
+        mac.set_fault(Fault::DhcpLeaseTime, "600s")?;
         let proxy = Proxy::start(control_plane).await?;
         let kubeconfig = proxy.kubeconfig(&control_plane.node_kubeconfig(&node)?)?;
         let clock = Clock::new(control_plane.sandbox())?;
@@ -112,6 +118,7 @@ impl World {
             running: Some(agent.start()?),
             watch: PodWatch::start(pods.clone()),
             nodes: Api::all(client),
+            calls: ApiCalls::default(),
             node,
             mac,
             agent,
@@ -127,6 +134,7 @@ impl World {
             may_be_unready: true,
             outage: None,
             is_cordoned: false,
+            is_blind,
             tally: Tally::default(),
         };
         Box::pin(world.rest()).await.context("a new world")?;
@@ -135,6 +143,8 @@ impl World {
 
     /// Does one thing to the world. What cannot be done in its present state is left out.
     pub(crate) async fn act(&mut self, action: Action, random: &mut Rng) -> Result<()> {
+        // Before anything is noted that would excuse what is already there.
+        self.judge_all()?;
         match action {
             Action::Create(kind) => Box::pin(self.create(kind, random)).await?,
             Action::Delete { which, at_once } => self.delete(which, at_once).await?,
@@ -144,20 +154,15 @@ impl World {
                 self.running = Some(self.agent.start()?);
             }
             Action::KillShim(which) => {
-                if let Some(uid) = self.harm_one(which) {
-                    let dir = self.agent.state_dir().join("pods").join(uid);
-                    evidence::signal_processes(Signal::SIGKILL, |words| is_shim(words, &dir))?;
-                }
+                let pods = self.agent.state_dir().join("pods");
+                self.kill_one(which, |words, uid| is_shim(words, &pods.join(uid)))?;
             }
             Action::KillTart(which) => {
-                if let Some(uid) = self.harm_one(which) {
+                self.kill_one(which, |words, uid| {
                     let vm = format!("tk-{uid}-");
-                    let is_run = |words: &[String]| {
-                        words.get(1).is_some_and(|word| word == "run")
-                            && words.iter().any(|word| word.starts_with(&vm))
-                    };
-                    evidence::signal_processes(Signal::SIGKILL, is_run)?;
-                }
+                    words.get(1).is_some_and(|word| word == "run")
+                        && words.iter().any(|word| word.starts_with(&vm))
+                })?;
             }
             Action::Freeze => self.freeze(Signal::SIGSTOP)?,
             Action::Thaw => self.freeze(Signal::SIGCONT)?,
@@ -193,8 +198,15 @@ impl World {
         std::fs::create_dir(&evidence)?;
         std::fs::set_permissions(&evidence, std::os::unix::fs::PermissionsExt::from_mode(0o777))?;
         let manifest = kind.manifest(&name, &evidence, random);
-        let pod = self.pods.create(&PostParams::default(), &serde_json::from_value(manifest)?).await?;
-        let uid = pod.metadata.uid.context("no UID")?;
+        let manifest: Pod = serde_json::from_value(manifest)?;
+        let created = self.calls.call("create a Pod", async || {
+            match self.pods.create(&PostParams::default(), &manifest).await {
+                // An earlier try that had no answer has created it: no other Pod has this name.
+                Err(kube::Error::Api(status)) if status.code == 409 => self.pods.get(&name).await,
+                answer => answer,
+            }
+        });
+        let uid = created.await??.metadata.uid.context("no UID")?;
         if let PodKind::Hostile(Hostility::Fault(fault)) = kind {
             self.mac.set_fault(fault.of_vm(&format!("tk-{uid}-0")), "")?;
         }
@@ -212,17 +224,18 @@ impl World {
         };
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let binding = Binding { metadata, target };
-        // etcd takes long on a machine that has too much to do, and may have done it all the same.
-        eventually("a bound Pod", REST, async || {
-            let bound: Result<Value, _> =
+        let bound = self.calls.call("bind a Pod", async || {
+            let answer =
                 self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await;
-            if let Err(error) = bound {
-                let node = self.pods.get(name).await?.spec.and_then(|spec| spec.node_name);
-                ensure!(node.as_ref() == Some(&self.node), "{error}");
-            }
-            Ok(())
-        })
-        .await
+            answer.map(|_: Value| ())
+        });
+        if let Err(error) = bound.await? {
+            // An earlier try that had no answer may have bound it.
+            let pod = self.calls.call("read a Pod", async || self.pods.get(name).await).await??;
+            let node = pod.spec.and_then(|spec| spec.node_name);
+            ensure!(node.as_ref() == Some(&self.node), "{error}");
+        }
+        Ok(())
     }
 
     /// How many Pods the scheduler, or macOS, would count on this Mac.
@@ -243,7 +256,17 @@ impl World {
         let name = record.name.clone();
         let parameters =
             if at_once { DeleteParams::default().grace_period(0) } else { DeleteParams::default() };
-        absent_or(self.pods.delete(&name, &parameters).await.map(drop))
+        self.delete_pod(&name, &parameters).await
+    }
+
+    async fn delete_pod(&self, name: &str, parameters: &DeleteParams) -> Result<()> {
+        let deleted =
+            self.calls.call("delete a Pod", async || self.pods.delete(name, parameters).await.map(drop));
+        match deleted.await? {
+            // The Pod may be gone already.
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            answer => Ok(answer?),
+        }
     }
 
     fn kill_agent(&mut self) -> Result<()> {
@@ -253,15 +276,16 @@ impl World {
         Ok(())
     }
 
-    /// Chooses a Pod that is not over, and notes that its processes are killed.
-    fn harm_one(&mut self, which: usize) -> Option<String> {
+    /// Kills the processes of a Pod that is not over, and notes it if there were any.
+    fn kill_one(&mut self, which: usize, is_meant: impl Fn(&[String], &str) -> bool) -> Result<()> {
         let history = &self.watch.history;
         let live: Vec<_> =
             self.records.iter_mut().filter(|record| !history.of(&record.uid).state.is_over()).collect();
-        let count = Some(live.len()).filter(|count| *count > 0)?;
-        let record = live.into_iter().nth(which % count)?;
-        record.harm.is_killed = true;
-        Some(record.uid.clone())
+        let Some(count) = Some(live.len()).filter(|count| *count > 0) else { return Ok(()) };
+        let Some(record) = live.into_iter().nth(which % count) else { return Ok(()) };
+        let killed = evidence::signal_processes(Signal::SIGKILL, |words| is_meant(words, &record.uid))?;
+        record.harm.kills += usize::from(killed > 0 && !self.is_blind);
+        Ok(())
     }
 
     fn freeze(&mut self, signal: Signal) -> Result<()> {
@@ -338,7 +362,7 @@ impl World {
 
     async fn lose_power(&mut self) -> Result<()> {
         for record in &mut self.records {
-            record.harm.is_killed |= !self.watch.history.of(&record.uid).state.is_over();
+            record.harm.kills += usize::from(!self.watch.history.of(&record.uid).state.is_over());
         }
         let mac = self.mac.clone();
         tokio::task::spawn_blocking(move || mac.lose_power()).await??;
@@ -359,7 +383,8 @@ impl World {
 
     async fn cordon(&mut self, on: bool) -> Result<()> {
         let patch = Patch::Merge(json!({"spec": {"unschedulable": on}}));
-        self.nodes.patch(&self.node, &PatchParams::default(), &patch).await?;
+        let cordoned = async || self.nodes.patch(&self.node, &PatchParams::default(), &patch).await;
+        self.calls.call("cordon a Node", cordoned).await??;
         self.is_cordoned = on;
         Ok(())
     }
@@ -371,25 +396,31 @@ impl World {
         if let Some(running) = &self.running {
             running.process().ensure_running().context("the agent has ended by itself")?;
         }
-        for record in &self.records {
-            let seen = self.watch.history.of(&record.uid);
-            judge(record, &seen)?;
-        }
+        self.judge_all()?;
+        // A control plane that is slow may take the Node of a sound agent for lost.
+        self.may_be_unready |= self.calls.were_slow();
         if !self.may_be_unready {
             self.node_is_ready().await?;
         }
         self.sweep().await
     }
 
+    fn judge_all(&self) -> Result<()> {
+        self.records.iter().try_for_each(|record| judge(record, &self.watch.history.of(&record.uid)))
+    }
+
     /// Deletes Pods that are over, and forgets those that are gone.
     async fn sweep(&mut self) -> Result<()> {
         let mut kept = Vec::new();
         for mut record in std::mem::take(&mut self.records) {
-            let SeenPod { state, is_gone, .. } = self.watch.history.of(&record.uid);
+            let seen = self.watch.history.of(&record.uid);
+            // It may have ended since all were judged, and its deletion would excuse any end.
+            judge(&record, &seen)?;
+            let SeenPod { state, is_gone, .. } = seen;
             if state.is_over() && !record.harm.is_deleted {
                 self.tally.innocent_ends += usize::from(!record.kind.is_hostile());
                 record.harm.is_deleted = true;
-                absent_or(self.pods.delete(&record.name, &DeleteParams::default()).await.map(drop))?;
+                self.delete_pod(&record.name, &DeleteParams::default()).await?;
             }
             let is_left =
                 evidence::vms_of_pods(self.mac.tart_home())?.iter().any(|vm| vm.contains(&record.uid));
@@ -407,7 +438,7 @@ impl World {
     }
 
     async fn node_is_ready(&self) -> Result<()> {
-        let node = self.nodes.get(&self.node).await?;
+        let node = self.calls.call("read a Node", async || self.nodes.get(&self.node).await).await??;
         let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
         let ready = conditions.into_iter().find(|one| one.type_ == "Ready").context("no condition Ready")?;
         ensure!(ready.status == "True", "the Node is not ready, although VMs can start: {ready:?}");
@@ -436,9 +467,12 @@ impl World {
             Ok(())
         })
         .await?;
+        self.judge_all()?;
         for record in &mut self.records {
             record.harm.is_deleted = true;
-            absent_or(self.pods.delete(&record.name, &DeleteParams::default()).await.map(drop))?;
+        }
+        for record in &self.records {
+            self.delete_pod(&record.name, &DeleteParams::default()).await?;
         }
         self.until("the Mac is clear", |world| {
             ensure!(world.records.is_empty(), "Pods are left: {:?}", world.records);
@@ -511,12 +545,4 @@ fn judge(record: &PodRecord, seen: &SeenPod) -> Result<()> {
 fn is_shim(words: &[String], state: &Path) -> bool {
     words.get(1).is_some_and(|word| word == "shim")
         && words.get(2).is_some_and(|dir| Path::new(dir).starts_with(state))
-}
-
-/// The Pod may be gone already.
-fn absent_or(result: Result<(), kube::Error>) -> Result<()> {
-    match result {
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        other => Ok(other?),
-    }
 }

@@ -11,6 +11,8 @@ use crate::scene::{PodView as _, Scene, ask};
 
 /// More than the agent lets wait.
 const SILENT: usize = 200;
+/// The most bytes of a request's head.
+const MAX_HEAD: usize = 128 << 10;
 
 #[tokio::test]
 async fn silent_and_slow_connections_keep_no_client_out_and_delay_nothing() -> Result<()> {
@@ -32,12 +34,31 @@ async fn silent_and_slow_connections_keep_no_client_out_and_delay_nothing() -> R
     assert_eq!(scene.logs(["starts"]).await?, "here\n");
     scene.next_lease_renewal().await?;
 
-    let long = Request::get("/healthz").header("x-long", "a".repeat(300 << 10));
-    // The agent may close the connection before the client has sent all of it.
-    match client.send(long.body(kube::client::Body::empty())?).await {
-        Ok(answer) => assert_eq!(answer.status(), 431),
+    Ok(())
+}
+
+#[tokio::test]
+async fn request_whose_head_is_larger_than_the_limit_is_refused() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("head").await?;
+    let api_server = Credentials::Certificate(scene.control_plane.kubelet_client().clone());
+    let client = scene.node_client(&api_server).await?;
+    let ask_with = async |length: usize| {
+        let long = Request::get("/healthz").header("x-long", "a".repeat(length));
+        client
+            .send(long.body(kube::client::Body::empty())?)
+            .await
+            .map(|answer| answer.status().as_u16())
+            .context("no answer")
+    };
+    // The request line and the client's own headers have less than 1 KiB.
+    assert_eq!(ask_with(MAX_HEAD - 1024).await?, 200);
+    assert_eq!(ask_with(MAX_HEAD).await?, 431);
+    // Beyond twice the limit the agent may close the connection before the client has sent all of it.
+    match ask_with(3 * MAX_HEAD).await {
+        Ok(status) => assert_eq!(status, 431),
         Err(error) => ensure!(!format!("{error:?}").contains("Elapsed"), "{error:?}"),
     }
+    assert_eq!(ask(&client, Method::GET, "/healthz").await?, (200, "ok".to_owned()));
     Ok(())
 }
 

@@ -66,7 +66,7 @@ fn sources(dir: &Path) -> Result<String> {
 
 #[tokio::test]
 async fn vm_that_ignores_sigint_is_killed_by_its_shim() -> Result<()> {
-    let (scene, _agent) = Scene::with_agent("deaf").await?;
+    let (scene, agent) = Scene::with_agent("deaf").await?;
     scene.mac.set_fault(Fault::SigintHang, "")?;
     let pod = scene.pod("deaf").sh("exit 7").create_until("Failed").await?;
     assert_eq!(pod.main().exit_code(), Some(7));
@@ -74,6 +74,8 @@ async fn vm_that_ignores_sigint_is_killed_by_its_shim() -> Result<()> {
     let shim = scene.shim_log("deaf").await?;
     let says = |words: &str, signal: &str| shim.lines().any(|it| it.contains(words) && it.contains(signal));
     ensure!(says("the VM does not end", "SIGINT") && says("the VM has ended", "SIGKILL"), "{shim}");
+    let agent = agent.log()?;
+    ensure!(!agent.contains("has lost its shim"), "the shim has left a VM to the agent: {agent}");
     Ok(())
 }
 

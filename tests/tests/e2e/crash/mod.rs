@@ -6,6 +6,7 @@ mod coverage;
 mod exit_recovery;
 mod gc;
 mod newer_release;
+mod older_release;
 mod power_loss;
 mod records;
 mod secrets;

@@ -82,6 +82,8 @@ pub(crate) fn document() -> String {
          Event\n  names the field.\n\
          - The agent does not see fields that are newer than Kubernetes 1.36, as a kubelet of that version.\n\
          - [boot.md](boot.md) says what a VM without a command finds in its guest.\n\
+         - Volumes are shares of the Mac (virtiofs). Programs that map files, or set extended attributes of links, may fail there, such as \
+         Xcode with its\n  DerivedData. Keep such data on the guest's own disk. A file of a share may also be absent for a moment: let a command try again.\n\
          - One thing differs from a kubelet on purpose. A VM that cannot be created or booted on this host fails a Pod with\n  \
          `restartPolicy: Never`, so that its Job can try another Node. A kubelet would let the Pod wait.\n\n| field | | |\n|---|---|---|\n",
     );
