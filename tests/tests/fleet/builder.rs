@@ -129,16 +129,20 @@ async fn a_builder_joins_its_tailnet_and_has_a_runner_that_later_rolls_leave_alo
 }
 
 #[tokio::test]
-async fn a_tailscale_that_the_provider_did_not_install_stays() -> Result<()> {
+async fn programs_that_the_provider_did_not_install_stay() -> Result<()> {
     let Some(scene) = Scene::new("fleet-own-tailscale").await? else { return Ok(()) };
     scene
         .mac
         .ssh_with_input("sudo -S mkdir -p /usr/local/bin", format!("{}\n", scene.mac.password()).as_bytes())
         .await?
         .ok()?;
-    let program = "/usr/local/bin/tailscaled";
-    std::fs::write(scene.mac.path(program), "of another hand")?;
+    let programs = ["/usr/local/bin/tailscaled", "/usr/local/bin/node_exporter"];
+    for program in programs {
+        std::fs::write(scene.mac.path(program), "of another hand")?;
+    }
     scene.apply().await?;
-    ensure!(scene.mac.path(program).exists(), "{program} is gone");
+    for program in programs {
+        ensure!(scene.mac.path(program).exists(), "{program} is gone");
+    }
     Ok(())
 }
