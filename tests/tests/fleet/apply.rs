@@ -5,13 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use tart_kubelet_tests::control_plane::ControlPlane;
-use tart_kubelet_tests::mac_host::MacHost;
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::wait::eventually;
 
 use super::running_vm::RunningVm;
-use super::scene::{BINARY, PLIST, Scene};
+use super::scene::{BINARY, LABEL, PLIST, Scene};
 
 #[tokio::test]
 async fn a_new_mac_is_a_ready_node_after_one_apply_and_a_second_one_changes_nothing() -> Result<()> {
@@ -38,12 +36,12 @@ async fn a_new_mac_is_a_ready_node_after_one_apply_and_a_second_one_changes_noth
     Ok(())
 }
 
-/// An archive of tart, as its makers release it.
+/// An archive of tart, laid out as its makers release it. The program in it starts the Mac's simulated tart.
 fn tart_archive(scene: &Scene) -> Result<PathBuf> {
     let directory = scene.mac.sandbox().directory("tart-archive")?;
     let programs = directory.join("tart.app/Contents/MacOS");
     std::fs::create_dir_all(&programs)?;
-    std::fs::copy(programs::simulated_tart()?, programs.join("tart"))?;
+    programs::write(&programs.join("tart"), "#!/bin/sh\nexec /opt/homebrew/bin/tart \"$@\"\n")?;
     let archive = directory.join("tart.tar.gz");
     let made =
         Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&directory).arg("tart.app").status()?;
@@ -52,21 +50,21 @@ fn tart_archive(scene: &Scene) -> Result<PathBuf> {
 }
 
 #[tokio::test]
-async fn a_mac_without_tart_gets_it_from_an_archive_and_runs_vms() -> Result<()> {
-    let builder = MacHost::new(ControlPlane::shared().await?.sandbox())?.without_tart();
-    let Some(scene) = Scene::with_mac("fleet-tart", builder).await? else { return Ok(()) };
+async fn tart_comes_from_an_archive_and_runs_vms() -> Result<()> {
+    let Some(scene) = Scene::new("fleet-tart").await? else { return Ok(()) };
     let archive = format!("--tart-archive={}", tart_archive(&scene)?.display());
     let wrong = scene.host("apply", scene.agent(), &[&archive, "--tart-version=2.0.0"]).await?.failed()?;
     ensure!(wrong.contains("failed   tart: ") && wrong.contains("not 2.0.0"), "{wrong}");
     ensure!(!scene.mac.path("/usr/local/bin/tart").exists(), "a tart of another version is installed");
 
-    let version =
-        String::from_utf8(Command::new(programs::simulated_tart()?).arg("--version").output()?.stdout)?;
+    let version = scene.mac.ssh("/opt/homebrew/bin/tart --version").await?.ok()?;
     let flags = [archive, format!("--tart-version={}", version.trim())];
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let applied = scene.host("apply", scene.agent(), &flags).await?.ok()?;
     ensure!(applied.contains("changed  tart\n") && applied.contains("copying  tart.tar.gz: "), "{applied}");
     scene.until_ready().await?;
+    let job = scene.mac.ssh(&format!("launchctl print system/{LABEL}")).await?.ok()?;
+    ensure!(job.contains("--tart-binary=/usr/local/bin/tart"), "{job}");
     let vm = RunningVm::start(&scene).await?;
     let again = scene.host("roll", scene.agent(), &flags).await?.ok()?;
     ensure!(again.contains("nothing to change"), "{again}");
