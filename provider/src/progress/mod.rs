@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::error_chain::chain;
 use crate::host::{Mode, Outcome, Report};
 use crate::rollout::Fared;
-use crate::ssh::OnUpload;
+use crate::ssh::{OnUpload, quoted};
 
 /// To the begin of the line, and delete what is there.
 const ERASE_LINE: &str = "\r\x1b[K";
@@ -171,10 +171,12 @@ pub(crate) fn summary(report: &Report, mode: &Mode) -> String {
 
 /// What to do with a Mac that does not accept the key.
 pub(crate) fn recovery(key: &str) -> String {
+    // The key ends with a comment, which may be any text.
+    let key = quoted(key);
     format!(
         "There are two ways to let it in:
   1. Open the Mac's screen over VNC, log in, and paste this into Terminal:
-       mkdir -p ~/.ssh && chmod 700 ~/.ssh && echo '{key}' >>~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys
+       mkdir -p ~/.ssh && chmod 700 ~/.ssh && echo {key} >>~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys
   2. Reinstall the Mac with this key among the SSH keys of its project.
 Then run the same command again."
     )
@@ -205,5 +207,7 @@ mod tests {
             words.contains("echo 'ssh-ed25519 AAAA' >>~/.ssh/authorized_keys") && words.contains("VNC"),
             "{words}"
         );
+        let words = recovery("ssh-ed25519 AAAA the Mac's; rm -rf ~");
+        assert!(words.contains(r"echo 'ssh-ed25519 AAAA the Mac'\''s; rm -rf ~' >>"), "{words}");
     }
 }

@@ -12,4 +12,5 @@ pub(crate) use address::{BadSshAddress, SshAddress};
 pub(crate) use connection::{Connection, HostKeyPolicy};
 pub(crate) use error::SshError;
 pub(crate) use key::{Fingerprint, SshKey, SshKeyError};
+pub(crate) use quote::quoted;
 pub(crate) use upload::{OnUpload, Upload};
