@@ -23,10 +23,12 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     line.replace('\n', " ")
 }
 
-/// The text of one error. kube shows an answer of the API server with all fields; users need its message.
+/// The text of one error. kube shows an answer of the API server with all fields; users need its message. It calls a server that it does not
+/// reach a `ServiceError`.
 fn words(error: &(dyn Error + 'static)) -> String {
     let answer = match error.downcast_ref() {
         Some(kube::Error::Api(answer)) => Some(answer),
+        Some(kube::Error::Service(_)) => return "the API server cannot be reached".to_owned(),
         _ => error.downcast_ref::<Box<Status>>(),
     };
     answer.map_or_else(|| error.to_string(), |answer| answer.message.clone())
@@ -71,6 +73,16 @@ mod tests {
         assert_eq!(chain(&answer()), "secrets \"pull\" not found");
         assert_eq!(chain(&Refused(answer())), "refused: secrets \"pull\" not found");
         assert_eq!(chain(&Repeats(answer())), "refused: secrets \"pull\" not found");
+    }
+
+    #[test]
+    fn an_api_server_that_is_not_reached_is_told_without_the_words_of_a_library() {
+        let cause = io::Error::other("Connection refused");
+        let error = kube::Error::Service(Box::new(cause));
+        assert_eq!(chain(&error), "the API server cannot be reached: Connection refused");
+        assert_eq!(chain(&Refused(error)), "refused: the API server cannot be reached: Connection refused");
+        let error = kube::Error::Service(Box::new(io::Error::other("Connection refused")));
+        assert_eq!(chain(&Repeats(error)), "refused: the API server cannot be reached: Connection refused");
     }
 
     #[test]

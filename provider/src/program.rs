@@ -252,12 +252,13 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
 }
 
 /// Takes the Mac through the steps, and prints how each goes. Whether none failed.
-async fn take(mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
+async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
     let host_key = match (&keys.host_key, &keys.known_hosts) {
         (None, None) => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
         _ => String::new(),
     };
     printer.line(&format!("{}{host_key}", mac.address()));
+    mac.on_upload(printer.uploads());
     let report = converge(&mac, steps, mode, |name, outcome| match outcome {
         Some(outcome) => printer.outcome(name, outcome),
         None => printer.start(name),

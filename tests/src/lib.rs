@@ -29,6 +29,7 @@ pub mod process;
 pub mod programs;
 pub mod proxy;
 pub mod sandbox;
+pub mod secret;
 pub mod skip;
 pub mod status_webhook;
 pub mod tls;

@@ -128,17 +128,22 @@ impl Status {
             },
         ];
         for Condition { kind, status, message } in &self.node.conditions {
-            lines.push(format!("             {kind}={status} {}", message.as_deref().unwrap_or_default()));
+            let words = message.as_ref().map(|message| format!("  {message}")).unwrap_or_default();
+            lines.push(format!("             {kind}={status}{words}"));
         }
         lines.push(match &self.vms_error {
             Some(error) => format!("VMs          not known: {error}"),
             None if self.vms.is_empty() => "VMs          none".to_owned(),
             None => format!("VMs          {}", self.vms.join(", ")),
         });
-        let time =
-            |time: Option<Timestamp>| time.map_or_else(|| "not known".to_owned(), |time| time.to_string());
-        lines.push(format!("collector    last pass {}", time(self.last_collector_pass)));
-        lines.push(format!("certificate  ends {}", time(self.certificate_ends)));
+        lines.push(match self.last_collector_pass {
+            Some(time) => format!("collector    last pass {time}"),
+            None => "collector    its last pass is not known".to_owned(),
+        });
+        lines.push(match self.certificate_ends {
+            Some(time) => format!("certificate  ends {time}"),
+            None => "certificate  the agent has none of its own: its kubeconfig has what it needs, or it has not joined".to_owned(),
+        });
         lines.extend(self.findings.iter().map(|finding| format!("doctor       {finding}")));
         lines.join("\n") + "\n"
     }

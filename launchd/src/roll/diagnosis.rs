@@ -239,4 +239,19 @@ mod tests {
         let words: std::collections::BTreeSet<String> = all.iter().map(ToString::to_string).collect();
         assert_eq!(words.len(), all.len());
     }
+
+    #[test]
+    fn the_causes_that_look_alike_are_told_apart_by_what_to_do() {
+        for (cause, words) in [
+            (Diagnosis::KickstartWithoutEffect { pid: 7 }, "end it with `sudo kill 7`"),
+            (Diagnosis::CodeSigning, "sign it with `codesign --force --sign -`"),
+            (Diagnosis::NotSpawned, "System Settings > General > Login Items"),
+            (Diagnosis::Dropped, "System Settings > General > Login Items"),
+            (Diagnosis::Throttled, "the program's log says why"),
+            (Diagnosis::BadPlist, "`plutil -lint` says what is wrong with it"),
+            (Diagnosis::CannotStart, "it is missing or not executable"),
+        ] {
+            assert!(cause.to_string().contains(words), "{cause}");
+        }
+    }
 }

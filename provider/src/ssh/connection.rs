@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{Fingerprint, SshAddress, SshError, SshKey};
+use super::{Fingerprint, OnUpload, SshAddress, SshError, SshKey};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(20);
@@ -38,6 +38,7 @@ pub(crate) struct Connection {
     handle: Handle<HostKeyCheck>,
     address: SshAddress,
     fingerprint: Fingerprint,
+    on_upload: Option<OnUpload>,
 }
 
 /// How a command ended, and what it printed.
@@ -131,13 +132,25 @@ impl Connection {
         let accepted =
             timeout(HANDSHAKE_DEADLINE, handle.authenticate_publickey(&address.user, offered)).await;
         match accepted {
-            Ok(Ok(AuthResult::Success)) => Ok(Self { handle, address: address.clone(), fingerprint }),
+            Ok(Ok(AuthResult::Success)) => {
+                Ok(Self { handle, address: address.clone(), fingerprint, on_upload: None })
+            }
             Ok(Ok(AuthResult::Failure { .. })) => {
                 Err(SshError::KeyRefused { address: address.clone(), key: key.authorized_key() })
             }
             Ok(Err(source)) => Err(broken(address, source)),
             Err(_) => Err(late("answer to the key", HANDSHAKE_DEADLINE)),
         }
+    }
+
+    /// Has the caller told of every piece of a file that goes to the Mac.
+    pub(crate) fn on_upload(&mut self, on_upload: OnUpload) {
+        self.on_upload = Some(on_upload);
+    }
+
+    /// Who is told of uploads.
+    pub(super) fn upload_listener(&self) -> Option<&OnUpload> {
+        self.on_upload.as_ref()
     }
 
     /// The Mac.

@@ -6,8 +6,11 @@ mod error;
 mod key;
 mod quote;
 mod remote_mac;
+mod upload;
 
 pub(crate) use address::{BadSshAddress, SshAddress};
 pub(crate) use connection::{Connection, HostKeyPolicy};
 pub(crate) use error::SshError;
 pub(crate) use key::{Fingerprint, SshKey, SshKeyError};
+pub(crate) use quote::quoted;
+pub(crate) use upload::{OnUpload, Upload};

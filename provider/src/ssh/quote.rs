@@ -2,11 +2,11 @@
 
 /// The command line whose words are exactly `argv`.
 pub(super) fn command_line<'a>(argv: impl IntoIterator<Item = &'a str>) -> String {
-    argv.into_iter().map(word).collect::<Vec<_>>().join(" ")
+    argv.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
 }
 
 /// A word between single quotes, in which no shell expands anything. Every word is quoted: zsh expands `=name`, too.
-fn word(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 

@@ -7,6 +7,7 @@ use launchd::{Access, Call, CallOutput, Host, HostError, Owner};
 
 use super::connection::Ended;
 use super::quote::command_line;
+use super::upload::Counted;
 use super::{Connection, SshError};
 use crate::artifact::Artifact;
 use crate::host::Remote;
@@ -121,6 +122,8 @@ impl Remote for Connection {
             source,
         };
         let file = open(artifact.path()).await.map_err(|error| failed(error.into()))?;
+        let name = artifact.path().file_name().unwrap_or_default().to_string_lossy();
+        let file = Counted::new(file, &name, artifact.size(), self.upload_listener());
         let size = artifact.size().to_string();
         let argv = SUDO.into_iter().chain(["/bin/sh", "-c", WRITE, "sh", path, "root:wheel", "755", &size]);
         let ended =

@@ -1,13 +1,18 @@
 //! Rolls that go wrong on the Mac's side. Each ends with a word about it and an agent that runs, the Mac still differs, and the next roll heals it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::mac_host::{Fault, MacHost};
+use tart_kubelet_tests::wait::eventually;
 
 use super::scene::{BINARY, LABEL, PLIST, Scene};
+
+/// launchd starts its jobs within seconds of a boot, also on a busy machine.
+const BOOT_DEADLINE: Duration = Duration::from_mins(2);
 
 /// A roll of this Mac finds something to do.
 async fn still_differs(scene: &Scene, agent: &Path, flags: &[&str]) -> Result<()> {
@@ -59,6 +64,32 @@ async fn a_job_that_launchd_does_not_start_is_kicked_and_one_that_it_denies_is_t
 }
 
 #[tokio::test]
+async fn a_kickstart_without_effect_and_a_property_list_that_launchd_refuses_are_told_apart() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-told").await? else { return Ok(()) };
+    let pid = scene.pid().await?;
+    scene.mac.set_fault(Fault::RefusedCode, "109")?;
+    let failed = scene.host("roll", scene.agent(), &["--max-pods=1"]).await?.failed()?;
+    ensure!(failed.contains("launchd does not take the property list; `plutil -lint`"), "{failed}");
+    ensure!(failed.contains("the old one was put back and runs as PID"), "{failed}");
+    let old = scene.pid().await?;
+    ensure!(old != pid, "launchd was not told to forget the job");
+    still_differs(&scene, scene.agent(), &["--max-pods=1"]).await?;
+
+    scene.mac.set_fault(Fault::KickstartIdle, LABEL)?;
+    let failed = scene.host("roll", scene.other_agent(), &[]).await?.failed()?;
+    let words = format!(
+        "launchd accepted `kickstart -k`, but the old process {old} still runs; end it with `sudo kill {old}`"
+    );
+    ensure!(failed.contains(&words), "{failed}");
+    assert_eq!(scene.pid().await?, old, "another process runs");
+    still_differs(&scene, scene.other_agent(), &[]).await?;
+    scene.mac.clear_fault(Fault::KickstartIdle)?;
+    scene.host("roll", scene.other_agent(), &["--max-pods=1"]).await?.ok()?;
+    ensure!(scene.pid().await? != old, "the old process still runs");
+    scene.until_ready().await.map(drop)
+}
+
+#[tokio::test]
 async fn a_full_disk_leaves_the_agent_that_runs_and_is_told() -> Result<()> {
     let builder = MacHost::new(ControlPlane::shared().await?.sandbox())?;
     let Some(disk) = SmallDisk::mount(&builder.disk(), 1 << 30)? else { return Ok(()) };
@@ -84,7 +115,8 @@ async fn a_full_disk_leaves_the_agent_that_runs_and_is_told() -> Result<()> {
     disk.fill(0)?;
     scene.host("roll", other, &["--max-pods=1"]).await?.ok()?;
     ensure!(scene.pid().await? != before.0, "the old process still runs");
-    scene.until_ready().await.map(drop)
+    scene.until_ready().await?;
+    scene.keeps_its_secrets(&[]).await
 }
 
 #[tokio::test]
@@ -113,7 +145,16 @@ async fn a_mac_that_restarts_in_the_middle_of_a_roll_has_an_agent_and_the_next_r
     scene.until_ready().await?;
     let again = scene.host("roll", other, &["--max-pods=5"]).await?.ok()?;
     ensure!(again.contains("nothing to change"), "{again}");
-    Ok(())
+
+    // pf forgets all rules when the Mac restarts; the firewall of VMs is loaded again without the provider.
+    scene.mac.reboot().await?;
+    eventually("the firewall of VMs to be in force again", BOOT_DEADLINE, async || {
+        let rules = scene.mac.ssh("sudo -n pfctl -a com.apple/850.tart-kubelet -s rules").await?.ok()?;
+        let info = scene.mac.ssh("sudo -n pfctl -s info").await?.ok()?;
+        ensure!(rules.contains("block drop in quick") && info.contains("Status: Enabled"), "{rules}{info}");
+        Ok(())
+    })
+    .await
 }
 
 /// Every call of a roll is the last one of a connection. Each run begins with what the one before has left.
@@ -143,5 +184,6 @@ async fn a_connection_that_is_cut_at_every_call_leaves_an_agent_and_the_next_rol
     ensure!(scene.pid().await? != first, "the old process still runs");
     let again = scene.host("roll", other, &["--max-pods=1"]).await?.ok()?;
     ensure!(again.contains("nothing to change"), "{again}");
-    scene.until_ready().await.map(drop)
+    scene.until_ready().await?;
+    scene.keeps_its_secrets(&[]).await
 }

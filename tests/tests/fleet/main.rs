@@ -8,4 +8,3 @@ mod roll;
 mod rollout;
 mod running_vm;
 mod scene;
-mod secret;

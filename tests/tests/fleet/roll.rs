@@ -37,6 +37,7 @@ async fn a_new_binary_restarts_the_agent_in_place_and_a_new_flag_registers_it_an
     ensure!(scene.pid().await? != pid, "the old process still runs");
     vm.goes_on(&processes).await?;
     assert_eq!(scene.until_ready().await?, ready_since, "the Node was not Ready for a time");
+    scene.keeps_its_secrets(&[]).await?;
     vm.ends_with_its_own_code().await
 }
 

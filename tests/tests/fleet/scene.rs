@@ -13,6 +13,7 @@ use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac_host::{MacHost, MacHostBuilder};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
+use tart_kubelet_tests::secret;
 use tart_kubelet_tests::wait::until;
 use tokio::io::AsyncWriteExt as _;
 
@@ -89,16 +90,45 @@ impl Scene {
         &self.other_agent
     }
 
-    /// The private key in the agent's kubeconfig, as it is written there.
-    pub(crate) fn kubeconfig_key(&self) -> Result<String> {
-        let text = std::fs::read_to_string(&self.kubeconfig)?;
-        let key = text.lines().find_map(|line| line.trim().strip_prefix("client-key-data: "));
-        key.map(str::to_owned).context("the kubeconfig has no key")
+    /// Checks that the Mac, its processes and the cluster have the secrets of this scene only where they belong: the password, the SSH key and the
+    /// key of the agent's kubeconfig, which every scene has, and further ones.
+    pub(crate) async fn keeps_its_secrets(&self, further: &[&str]) -> Result<()> {
+        let mut secrets = secret::of_kubeconfig(&self.kubeconfig)?;
+        secrets.extend(further.iter().map(ToString::to_string));
+        secret::are_nowhere(&self.mac, self.control_plane, &secrets).await
     }
 
     /// Runs `tart-provider host VERB` with this agent and further flags.
     pub(crate) async fn host(&self, verb: &str, agent: &Path, further: &[&str]) -> Result<Said> {
-        let mut arguments = vec![
+        let mut arguments = self.flags(agent);
+        arguments.extend(further.iter().map(ToString::to_string));
+        let input = if verb == "apply" { self.mac.password() } else { "" };
+        if verb == "apply" {
+            arguments.push("--password-stdin".to_owned());
+        }
+        provider(&self.mac, verb, &arguments, input).await
+    }
+
+    /// What a person sees who runs `tart-provider host VERB` in a terminal.
+    pub(crate) async fn host_on_terminal(&self, verb: &str, agent: &Path) -> Result<String> {
+        let program = programs::find("tart-provider")?;
+        let address = format!("--ssh={}@{}", self.mac.user(), self.mac.address());
+        let identity = format!("--identity={}", self.mac.private_key().display());
+        let mut words =
+            vec![program.display().to_string(), "host".to_owned(), verb.to_owned(), address, identity];
+        words.extend(self.flags(agent));
+        let line: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+        let mut command = self.mac.sandbox().command("script");
+        command.args(["-q", "-e", "-c", &line.join(" "), "/dev/null"]).stdin(Stdio::null());
+        let run = tokio::process::Command::from(command).kill_on_drop(true).output();
+        let output = tokio::time::timeout(PROVIDER_DEADLINE, run).await.context("tart-provider hangs")??;
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        ensure!(output.status.success(), "{shown}");
+        Ok(shown)
+    }
+
+    fn flags(&self, agent: &Path) -> Vec<String> {
+        vec![
             format!("--node-name={}", self.node),
             format!("--agent-binary={}", agent.display()),
             format!("--kubeconfig={}", self.kubeconfig.display()),
@@ -106,13 +136,7 @@ impl Scene {
             "--agent-flag=--metrics-bind-address=127.0.0.1:0".to_owned(),
             "--agent-flag=--port=0".to_owned(),
             "--agent-flag=--eviction-hard=".to_owned(),
-        ];
-        arguments.extend(further.iter().map(ToString::to_string));
-        let input = if verb == "apply" { self.mac.password() } else { "" };
-        if verb == "apply" {
-            arguments.push("--password-stdin".to_owned());
-        }
-        provider(&self.mac, verb, &arguments, input).await
+        ]
     }
 
     /// A new Mac that has been taken through all steps.
@@ -201,8 +225,11 @@ pub(crate) async fn run_provider(
     arguments: &[String],
     input: &str,
 ) -> Result<Said> {
+    // What it leaves on its own machine is found here.
+    let home = mac.sandbox().directory("provider-home")?;
     let mut command = mac.sandbox().command(programs::find("tart-provider")?);
     command.args(["host", verb]).args(arguments).env("RUST_LOG", "trace");
+    command.env("HOME", &home).env("TMPDIR", &home).current_dir(&home);
     if !arguments.iter().any(|argument| argument.starts_with("--identity=")) {
         command.arg("-i").arg(mac.private_key());
     }
@@ -216,9 +243,11 @@ pub(crate) async fn run_provider(
         .context("tart-provider hangs")??;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let said = Said { status: output.status, stdout: text(output.stdout), stderr: text(output.stderr) };
-    for secret in [mac.password(), "client-key-data", "canary"] {
+    for secret in [mac.password(), "client-key-data", "PRIVATE KEY", "canary"] {
         ensure!(!format!("{said:?}").contains(secret), "a secret was printed: {said:?}");
     }
+    let left: Vec<_> = std::fs::read_dir(&home)?.collect();
+    ensure!(left.is_empty(), "tart-provider has left files on its own machine: {left:?}");
     let calls = mac.calls()?.join("\n");
     ensure!(!calls.contains(mac.password()), "the password is in a command line:\n{calls}");
     Ok(said)

@@ -4,6 +4,7 @@ use super::{PROGRAMS, argv, daemon, label};
 use crate::artifact::Artifact;
 use crate::host::part::{Binary, JobPart, Part, Removed};
 
+const NAME: &str = "node_exporter";
 const LABEL: &str = "dev.tuist.node-exporter";
 const PLIST: &str = "/Library/LaunchDaemons/dev.tuist.node-exporter.plist";
 const LOG: &str = "/var/log/tart-node-exporter.log";
@@ -25,17 +26,16 @@ pub(super) fn parts(config: Option<&NodeExporter>) -> Vec<Part> {
     let label = label(LABEL);
     let Some(NodeExporter { program, listen }) = config else {
         let files = argv(&[PLIST, "/usr/local/bin/node_exporter", LOG]);
-        let (only_if_noted, farewell) = (None, Vec::new());
         return vec![Part::Removed(Removed {
             label,
             files,
-            only_if_noted,
-            farewell,
+            only_if_noted: NAME.to_owned(),
+            farewell: Vec::new(),
             carries_tailnet: false,
         })];
     };
     let binary = Binary {
-        name: "node_exporter".to_owned(),
+        name: NAME.to_owned(),
         directory: PROGRAMS.to_owned(),
         artifact: program.clone(),
         has_job: true,

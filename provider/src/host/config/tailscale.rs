@@ -41,7 +41,7 @@ pub(super) fn parts(config: Option<&Tailscale>, host_name: &str) -> Vec<Part> {
         return vec![Part::Removed(Removed {
             label,
             files: argv(&[PLIST, &program, &format!("{PROGRAMS}/tailscaled"), STATE, LOG, RESOLVER]),
-            only_if_noted: Some("tailscaled".to_owned()),
+            only_if_noted: "tailscaled".to_owned(),
             farewell: argv(&[&program, "logout"]),
             carries_tailnet: true,
         })];

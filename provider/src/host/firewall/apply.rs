@@ -86,27 +86,46 @@ pub fn files(config: &FirewallConfig) -> Result<[FirewallFile; 3], JobError> {
     ])
 }
 
-/// What keeps the firewall from being in force, in words; nothing when it is.
-pub async fn differences<H: Host>(host: &H, config: &FirewallConfig) -> Result<Vec<String>, FirewallError> {
+/// Something that keeps the firewall from being in force.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// What it is, in words.
+    pub words: String,
+    /// The file as it is and as it should be, for one with other contents.
+    pub contents: Option<(String, String)>,
+}
+
+impl From<String> for Difference {
+    fn from(words: String) -> Self {
+        Self { words, contents: None }
+    }
+}
+
+/// What keeps the firewall from being in force; nothing when it is.
+pub async fn differences<H: Host>(
+    host: &H,
+    config: &FirewallConfig,
+) -> Result<Vec<Difference>, FirewallError> {
     let looking = Applying { host, launchctl: Launchctl::of(host), pfctl: Pfctl::of(host) };
     let observed = looking.observe().await?;
-    let mut found: Vec<String> = legacy::decide(&observed)
+    let mut found: Vec<Difference> = legacy::decide(&observed)
         .iter()
-        .map(|act| format!("an older provider has left {}", act.leftover()))
+        .map(|act| format!("an older provider has left {}", act.leftover()).into())
         .collect();
     for file in files(config)? {
         match host.read_file(file.path).await? {
-            None => found.push(format!("{} is missing", file.path)),
-            Some(contents) if contents != file.contents.as_bytes() => {
-                found.push(format!("{} has other contents", file.path));
-            }
+            None => found.push(format!("{} is missing", file.path).into()),
+            Some(is) if is != file.contents.as_bytes() => found.push(Difference {
+                words: format!("{} has other contents", file.path),
+                contents: Some((String::from_utf8_lossy(&is).into_owned(), file.contents)),
+            }),
             Some(_) => (),
         }
     }
     if looking.launchctl.print(&loader::label()).await? == Registration::NotLoaded {
-        found.push("the job that loads the rules is missing".to_owned());
+        found.push("the job that loads the rules is missing".to_owned().into());
     } else if !looking.is_loaded(&rules::render(config)).await? {
-        found.push("pf has not loaded the rules".to_owned());
+        found.push("pf has not loaded the rules".to_owned().into());
     }
     Ok(found)
 }

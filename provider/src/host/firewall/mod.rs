@@ -14,7 +14,7 @@ mod pf_conf;
 mod pfctl;
 mod rules;
 
-pub use apply::{Applied, FirewallError, FirewallFile, apply, differences, files};
+pub use apply::{Applied, Difference, FirewallError, FirewallFile, apply, differences, files};
 pub use cidr::Cidr;
 pub use config::{AllowedDestination, BadAllowedDestination, FirewallConfig, Transport};
 pub use legacy::Leftover;

@@ -48,7 +48,8 @@ impl Binary {
 
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, PartError> {
         let path = self.path();
-        let wanted = format!("SHA-256 {} ({} bytes)", self.artifact.sha256().short(), self.artifact.size());
+        let megabytes = self.artifact.size().div_ceil(1_000_000);
+        let wanted = format!("SHA-256 {} ({megabytes} MB)", self.artifact.sha256().short());
         let Some(is) = sha256(mac, &path).await? else {
             return Ok(vec![Change::new(path, "missing", wanted)]);
         };

@@ -19,7 +19,7 @@ pub(crate) struct Removed {
     /// Its files and directories.
     pub(crate) files: Vec<String>,
     /// The note without which the job is not the provider's, and stays.
-    pub(crate) only_if_noted: Option<String>,
+    pub(crate) only_if_noted: String,
     /// What is tried first, while the job still runs. It may fail.
     pub(crate) farewell: Vec<String>,
     /// Whether SSH may run through it.
@@ -29,9 +29,7 @@ pub(crate) struct Removed {
 impl Removed {
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, PartError> {
         let mut changes = Vec::new();
-        if let Some(name) = &self.only_if_noted
-            && noted(mac, name).await?.is_none()
-        {
+        if noted(mac, &self.only_if_noted).await?.is_none() {
             return Ok(changes);
         }
         if Launchctl::of(mac).print(&self.label).await? != Registration::NotLoaded {
@@ -62,9 +60,6 @@ impl Removed {
         let argv: Vec<&str> = ["/bin/rm", "-rf", "--"].into_iter().chain(files).collect();
         run(mac, &argv).await?;
         // The note goes last: until then the next run goes on.
-        match &self.only_if_noted {
-            Some(name) => run(mac, &["/bin/rm", "-f", &note_path(name)]).await.map(drop),
-            None => Ok(()),
-        }
+        run(mac, &["/bin/rm", "-f", &note_path(&self.only_if_noted)]).await.map(drop)
     }
 }

@@ -20,7 +20,11 @@ impl VmFirewall {
 
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, PartError> {
         let found = firewall::differences(mac, &self.config).await?;
-        Ok(found.into_iter().map(|words| Change::new("firewall of VMs", words, "in force")).collect())
+        let change = |firewall::Difference { words, contents }| {
+            let change = Change::new("firewall of VMs", words, "in force");
+            contents.map_or(change.clone(), |(is, wanted)| change.with_lines(&is, &wanted))
+        };
+        Ok(found.into_iter().map(change).collect())
     }
 
     pub(super) async fn apply<R: Remote>(&self, mac: &R) -> Result<(), PartError> {

@@ -70,6 +70,10 @@ faults! {
             "what `bootstrap` says of a label that is loaded, or is being unloaded; default 5"
         DisabledCode "disabled-code" (Parameter::Word(&["5", "119"]))
             "what `bootstrap` says of a label that is disabled; default 5"
+        RefusedCode "refused-code" (Parameter::Word(&["109", "111", "122", "155"]))
+            "the next `bootstrap` ends with this code, whatever the property list says, and loads nothing; the file is removed then"
+        KickstartIdle "kickstart-idle" (Parameter::Labels)
+            "`kickstart -k` of these jobs ends with 0 and leaves the process that runs alone"
         NeverSpawn "never-spawn" (Parameter::Labels)
             "these jobs are loaded but not started, whatever their property list says; `kickstart` starts them"
         BtmExhausted "btm-exhausted" (Parameter::Labels)

@@ -84,7 +84,12 @@ pub(super) fn write_settings(root: &Path, host: &HostDirectory, settings: &Setti
     } else {
         String::new()
     };
-    fs::write(zsh.join("zshenv"), format!("{module_path}[[ -r /etc/zshenv ]] && . /etc/zshenv\ntrue\n"))?;
+    // A command line that comes over SSH is an argument of the login shell, which every user of a Mac can see: it is noted with the calls.
+    let note = format!(
+        "[[ -n ${{ZSH_EXECUTION_STRING-}} ]] && print -r -- \"zsh -c ${{ZSH_EXECUTION_STRING//$'\\n'/\\\\n}}\" >>{SIMULATOR}/calls"
+    );
+    let own_file = "[[ -r /etc/zshenv ]] && . /etc/zshenv";
+    fs::write(zsh.join("zshenv"), format!("{module_path}{note}\n{own_file}\ntrue\n"))?;
     fs::set_permissions(&key, Permissions::from_mode(0o600))?;
     let shell =
         if openssh.join("bin/zsh").exists() { Some(self::openssh().join("bin/zsh")) } else { machine("zsh") };

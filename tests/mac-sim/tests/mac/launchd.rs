@@ -290,12 +290,23 @@ async fn faults_of_jobs_hit_as_they_say() -> Result<()> {
     let keys = "<key>KeepAlive</key><true/><key>ThrottleInterval</key><integer>1</integer>";
     mac.write_job(&["/bin/sleep", "1000"], keys).await?;
     mac.host.set_fault(Fault::NeverSpawn, LABEL)?;
+    mac.host.set_fault(Fault::RefusedCode, "109")?;
+    let refused = mac.sh(&format!("sudo -n launchctl bootstrap system {PLIST}")).await?;
+    ensure!(refused.code() == 109 && refused.stderr.contains("109: Invalid property list"), "{refused:?}");
     mac.bootstrap().await?;
     let lines = format!("launchctl print system/{LABEL} | grep -e '^.state' -e '^.runs' -e '^.last'");
     mac.check(&lines, 0, "\tstate = not running\n\truns = 0\n\tlast exit code = (never exited)\n", "")
         .await?;
     mac.check(&format!("sudo -n launchctl kickstart system/{LABEL}"), 0, "", "").await?;
     ensure!(mac.field("state").await? == "running", "kickstart does not start it");
+
+    mac.host.set_fault(Fault::KickstartIdle, LABEL)?;
+    let pid = mac.field("pid").await?;
+    mac.check(&format!("sudo -n launchctl kickstart -k system/{LABEL}"), 0, "", "").await?;
+    ensure!(mac.field("pid").await? == pid, "kickstart -k has ended it");
+    mac.host.clear_fault(Fault::KickstartIdle)?;
+    mac.check(&format!("sudo -n launchctl kickstart -k system/{LABEL}"), 0, "", "").await?;
+    ensure!(mac.field("pid").await? != pid, "kickstart -k has not ended it");
 
     mac.host.set_fault(Fault::SpawnThrottle, "1000s")?;
     mac.check(&format!("sudo -n launchctl kill TERM system/{LABEL}"), 0, "", "").await?;

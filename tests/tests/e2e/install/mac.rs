@@ -10,6 +10,7 @@ use tart_kubelet_tests::disk::Undeletable;
 use tart_kubelet_tests::mac_host::{MacHost, Outcome};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
+use tart_kubelet_tests::secret;
 use tart_kubelet_tests::wait::{eventually, until, until_gone};
 
 use crate::scene::{DEADLINE, IMAGE};
@@ -114,9 +115,11 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
     for line in modes.lines() {
         ensure!(line.starts_with("m1 700 ") || line.starts_with("m1 600 "), "{modes}");
     }
-    let secret = command.token.split('.').nth(1).context("a token has a secret")?;
-    ensure!(!log().contains(secret) && !said(&joined).contains(secret));
-    ensure!(!mac.calls()?.iter().any(|call| call.contains(secret)), "the token is in an argument");
+    let token = command.token.split('.').nth(1).context("a token has a secret")?.to_owned();
+    ensure!(!said(&joined).contains(&token), "{}", said(&joined));
+    secret::are_nowhere(&mac, control_plane, std::slice::from_ref(&token)).await?;
+    // What doctor finds is told.
+    ensure!(joined.stdout.contains("warning: sleep: "), "{}", said(&joined));
 
     let pid = |outcome: String| outcome.lines().find(|line| line.contains("pid = ")).map(str::to_owned);
     let print = "launchctl print system/dev.tuist.tart-kubelet";
@@ -151,6 +154,8 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
         status["certificateEnds"].is_string() && status["node"]["conditions"][0]["type"].is_string(),
         "{status}"
     );
+    let findings = status["findings"].as_array().context("status has no findings")?;
+    ensure!(findings.iter().any(|finding| finding["check"] == "network of guests"), "{status}");
 
     // A VM runs on, unless the Node is drained.
     mac.add_image(IMAGE, &json!({}))?;
@@ -186,6 +191,52 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
     );
     let twice = mac.ssh("sudo -n ./tart-kubelet leave").await?;
     ensure!(twice.code() == 0 && twice.stdout.contains("has not joined"), "{}", said(&twice));
+    secret::are_nowhere(&mac, control_plane, &[token]).await
+}
+
+#[tokio::test]
+async fn a_mac_is_installed_with_a_kubeconfig_of_either_kind_and_uninstalled() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    let Some(mac) = start(control_plane.sandbox()).await? else { return Ok(()) };
+    log_in(&mac).await?;
+    let nothing = mac.ssh("sudo -n ./tart-kubelet install").await?;
+    ensure!(nothing.code() == 2 && nothing.stderr.contains("--bootstrap-kubeconfig"), "{}", said(&nothing));
+    let given = control_plane.node_kubeconfig("mac-install-given")?;
+    let bootstrap = control_plane.bootstrap_kubeconfig().await?;
+    for (node, flag, file) in [
+        ("mac-install-given", "--kubeconfig", &given),
+        ("mac-install-bootstrap", "--bootstrap-kubeconfig", &bootstrap),
+    ] {
+        let upload = "umask 077; cat >credentials";
+        mac.ssh_with_input(upload, &std::fs::read(file)?).await?.ok()?;
+        let install = format!(
+            "sudo -n ./tart-kubelet install {flag}=credentials --node-name={node} --metrics-bind-address=127.0.0.1:0 \
+             --port=0 --eviction-hard= --max-pods=1 --timeout=90s"
+        );
+        let installed = mac.ssh(&install).await?;
+        let ready = format!("the Node {node} is ready");
+        ensure!(
+            installed.code() == 0 && installed.stdout.contains(&ready),
+            "{}\n{}",
+            said(&installed),
+            mac.log()?
+        );
+        let again = mac.ssh(&install).await?;
+        ensure!(again.code() == 0 && again.stdout.contains("already"), "{}", said(&again));
+        // The file that was copied is its owner's affair.
+        mac.ssh("rm credentials").await?.ok()?;
+        let secrets = secret::of_kubeconfig(file)?;
+        ensure!(secrets.iter().all(|secret| !said(&installed).contains(secret)), "{}", said(&installed));
+        secret::are_nowhere(&mac, control_plane, &secrets).await?;
+        let job = mac.ssh("launchctl print system/dev.tuist.tart-kubelet").await?.ok()?;
+        ensure!(job.contains("--max-pods=1") && job.contains(&format!("--node-name={node}")), "{job}");
+
+        let left = mac.ssh("sudo -n ./tart-kubelet uninstall").await?;
+        ensure!(left.code() == 0 && left.stdout.contains("this Mac has left"), "{}", said(&left));
+        let rest = mac.ssh("sudo -n ls -A /etc/tart-kubelet /var/lib /Library/LaunchDaemons").await?;
+        ensure!(!rest.stdout.contains("kubeconfig") && !rest.stdout.contains("dev.tuist"), "{}", said(&rest));
+        secret::are_nowhere(&mac, control_plane, &secrets).await?;
+    }
     Ok(())
 }
 

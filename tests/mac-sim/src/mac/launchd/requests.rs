@@ -146,6 +146,11 @@ impl Launchd {
         self.ensure_domain(domain, code::NO_SESSION)?;
         let definition = Self::definition(domain, path)?;
         let told = |words: &str| format!("{}: {words}", path.display());
+        let refused = self.faults.parameter(Fault::RefusedCode).map_err(|error| refuse(&error))?;
+        if let Some(number) = refused.and_then(|text| text.parse().ok()) {
+            self.faults.switch_off(Fault::RefusedCode).map_err(|error| refuse(&error))?;
+            return Err(Refusal::new(number));
+        }
         if self.jobs.contains_key(&(domain, definition.label.clone())) {
             return Err(match self.knob(Fault::LoadedCode, 5)? {
                 5 => Refusal::new(5),
@@ -254,12 +259,13 @@ impl Launchd {
     ) -> Result<Option<Reply>, Refusal> {
         self.job(key)?;
         allow(key.0, caller)?;
+        let is_idle = self.hits(Fault::KickstartIdle, &key.1);
         let Some(job) = self.jobs.get_mut(key) else { return Err(Refusal::new(code::NO_SERVICE)) };
         if job.is_leaving {
             return Err(Refusal::new(code::NO_SERVICE));
         }
         match (&job.state, kill) {
-            (State::Running(process), false) => return Ok(Some(Reply::Pid(process.pid))),
+            (State::Running(process), kill) if !kill || is_idle => return Ok(Some(Reply::Pid(process.pid))),
             (State::Running(_) | State::Terminating(..) | State::Killed(_), _) => {
                 job.is_restarting = true;
                 job.waiting.push(answer.clone());

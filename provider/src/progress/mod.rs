@@ -1,28 +1,37 @@
 //! What people see while a Mac is taken through its steps.
 
+mod upload_line;
+
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error_chain::chain;
 use crate::host::{Mode, Outcome, Report};
 use crate::rollout::Fared;
+use crate::ssh::{OnUpload, quoted};
+
+/// To the begin of the line, and delete what is there.
+const ERASE_LINE: &str = "\r\x1b[K";
 
 /// Prints how a Mac fares. A terminal or pipe that is gone keeps no Mac from its steps.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Printer {
     /// The Mac's name, where several are taken at a time.
     name: Option<String>,
+    /// Whether a person looks on at one Mac: the last line shows what goes on, and is drawn over by what comes next.
+    has_live_line: bool,
 }
 
 impl Printer {
     /// The printer for one Mac.
     pub(crate) fn of_one() -> Self {
-        Self { name: None }
+        Self { name: None, has_live_line: std::io::stdout().is_terminal() }
     }
 
     /// The printer for one of several Macs.
     pub(crate) fn of_several(name: &str) -> Self {
-        Self { name: Some(name.to_owned()) }
+        Self { name: Some(name.to_owned()), has_live_line: false }
     }
 
     /// The Mac's name; empty where there is only one.
@@ -33,6 +42,9 @@ impl Printer {
     /// Prints lines.
     pub(crate) fn line(&self, text: &str) {
         let mut out = std::io::stdout().lock();
+        if self.has_live_line {
+            let _ = write!(out, "{ERASE_LINE}");
+        }
         for line in text.lines() {
             let _ = match &self.name {
                 Some(name) => writeln!(out, "{name}: {line}"),
@@ -44,11 +56,36 @@ impl Printer {
 
     /// Shows which step runs, where a person looks on at one Mac.
     pub(crate) fn start(&self, name: &str) {
-        let mut out = std::io::stdout();
-        if self.name.is_none() && out.is_terminal() {
-            let _ = write!(out, "  …        {name}\r");
-            let _ = out.flush();
+        if self.has_live_line {
+            self.draw(&format!("  …        {name}"));
         }
+    }
+
+    /// Draws over the last line.
+    fn draw(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        let _ = write!(out, "{ERASE_LINE}{text}");
+        let _ = out.flush();
+    }
+
+    /// Shows how far the copy of each file has come: as a bar that moves where a person looks on at one Mac, else by a line for each quarter.
+    pub(crate) fn uploads(&self) -> OnUpload {
+        let printer = self.clone();
+        let last = Mutex::new(String::new());
+        Box::new(move |upload| {
+            let text =
+                if printer.has_live_line { upload_line::bar(upload) } else { upload_line::quarter(upload) };
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            if text.is_empty() || *last == text {
+                return;
+            }
+            if printer.has_live_line {
+                printer.draw(&text);
+            } else {
+                printer.line(&text);
+            }
+            *last = text;
+        })
     }
 
     /// Shows how a step went.
@@ -120,7 +157,7 @@ pub(crate) fn summary(report: &Report, mode: &Mode) -> String {
     match mode {
         _ if skipped == 0 => (),
         Mode::Plan => {
-            let _ = write!(words, ", {} cannot be looked at before", steps(skipped));
+            let _ = write!(words, "; {} can be looked at only after that", steps(skipped));
         }
         Mode::Apply(_) => {
             let _ = write!(words, ", {} were skipped", steps(skipped));
@@ -134,10 +171,12 @@ pub(crate) fn summary(report: &Report, mode: &Mode) -> String {
 
 /// What to do with a Mac that does not accept the key.
 pub(crate) fn recovery(key: &str) -> String {
+    // The key ends with a comment, which may be any text.
+    let key = quoted(key);
     format!(
         "There are two ways to let it in:
   1. Open the Mac's screen over VNC, log in, and paste this into Terminal:
-       mkdir -p ~/.ssh && chmod 700 ~/.ssh && echo '{key}' >>~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys
+       mkdir -p ~/.ssh && chmod 700 ~/.ssh && echo {key} >>~/.ssh/authorized_keys && chmod 600 ~/.ssh/authorized_keys
   2. Reinstall the Mac with this key among the SSH keys of its project.
 Then run the same command again."
     )
@@ -168,5 +207,7 @@ mod tests {
             words.contains("echo 'ssh-ed25519 AAAA' >>~/.ssh/authorized_keys") && words.contains("VNC"),
             "{words}"
         );
+        let words = recovery("ssh-ed25519 AAAA the Mac's; rm -rf ~");
+        assert!(words.contains(r"echo 'ssh-ed25519 AAAA the Mac'\''s; rm -rf ~' >>"), "{words}");
     }
 }
