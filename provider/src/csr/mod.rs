@@ -41,6 +41,15 @@ struct Asking {
     is_in_tailnet: bool,
 }
 
+/// Whether a request is for a certificate of this Node: by the Node itself, or by the token that it has joined with.
+pub(crate) fn is_of_node(request: &CertificateSigningRequest, node: &str) -> bool {
+    let user = format!("system:node:{node}");
+    let asked_by = request.spec.username.as_deref().unwrap_or_default();
+    let names_it =
+        || parse(&request.spec.request.0).is_ok_and(|content| content.common_names == [user.as_str()]);
+    asked_by == user || (asked_by.starts_with("system:bootstrap:") && names_it())
+}
+
 impl Approver {
     /// One pass over a request.
     pub(crate) async fn reconcile(&self, request: &CertificateSigningRequest) -> Result<Action, ApiError> {

@@ -114,7 +114,9 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
         Ok(())
     })
     .await?;
-    Ok(())
+    let left = scene.all("ScalewayAppleSiliconMachine").await?;
+    let gone = before.iter().map(name).find(|old| left.iter().all(|machine| name(machine) != *old));
+    scene.nothing_is_left_of(&gone.context("a machine that is gone")?).await
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use scaleway_sim::PasswordView;
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait::{eventually, until_gone};
 
-use super::scene::{DEADLINE, Scene, is_true, name, reason};
+use super::scene::{DEADLINE, Scene, reason};
 
 const KIND: &str = "ScalewayAppleSiliconMachine";
 
@@ -241,20 +241,4 @@ async fn the_next_provider_acts_as_soon_as_the_leader_has_ended() -> Result<()> 
         Ok(())
     })
     .await
-}
-
-/// A builder's agent deletes no VMs but its own.
-#[tokio::test]
-async fn a_builder_runs_with_the_collector_off() -> Result<()> {
-    let Some(mut scene) = Scene::new("builder", 1).await? else { return Ok(()) };
-    let mine = format!("{}-1", scene.namespace);
-    let spec = json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet", "ghActionsRunner": { "ghRunnerVersion": "2.336.0" } });
-    scene.api(KIND).create(&PostParams::default(), &machine(&mine, &json!({}), &spec)?).await?;
-    scene.start_provider(&[])?;
-    let ready = scene.ready(1).await?;
-    ensure!(is_true(&ready[0], "Ready") && name(&ready[0]) == mine, "{ready:?}");
-    let plist =
-        std::fs::read_to_string(scene.macs[0].1.path("/Library/LaunchDaemons/dev.tuist.tart-kubelet.plist"))?;
-    ensure!(plist.contains("<string>--disable-vm-gc</string>"), "{plist}");
-    Ok(())
 }
