@@ -1,5 +1,7 @@
 //! Builders: hosts on which a runner of GitHub Actions makes images.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
@@ -19,7 +21,7 @@ const KIND: &str = "ScalewayAppleSiliconMachine";
 #[tokio::test]
 async fn builders_run_with_the_collector_off_while_a_foreign_bake_is_pushed() -> Result<()> {
     let Some(mut scene) = Scene::new("builder", 1).await? else { return Ok(()) };
-    scene.start_provider(&["--agent-flag=--vm-gc-interval=300ms", "--agent-flag=--vm-gc-min-age=0s"])?;
+    scene.start_provider(&["--agent-flag=--vm-gc-interval=300ms", "--agent-flag=--vm-gc-min-age=0s"]).await?;
     let runner = json!({ "ghActionsRunner": { "ghRunnerVersion": "2.336.0" } });
     scene.deploy("builders", 1, &runner).await?;
     let machine = name(&scene.ready(1).await?[0]);
@@ -28,6 +30,9 @@ async fn builders_run_with_the_collector_off_while_a_foreign_bake_is_pushed() ->
     ensure!(plist.contains("<string>--disable-vm-gc</string>"), "{plist}");
 
     // A Pod runs from start to end while an image is made and pushed by other hands. That takes longer than many passes.
+    // Images of other hands go to a registry that takes them.
+    let registry = mac.tart_host().join("registry/registry.test/macos");
+    std::fs::set_permissions(registry, std::fs::Permissions::from_mode(0o777))?;
     mac.ssh(&format!("{TART} clone {IMAGE} {ORPHAN} && {TART} clone {IMAGE} bake")).await?.ok()?;
     let pod = scene.run_pod(&machine).await?;
     until(&scene.pods(), &pod, "Running", DEADLINE, |pod| {
@@ -69,7 +74,7 @@ async fn a_builder_is_known_at_github_and_in_its_tailnet_until_it_is_deleted() -
 
     // Without a token there is no builder, and the host is not to blame.
     github.world().is_down = true;
-    scene.start_provider(&flags)?;
+    scene.start_provider(&flags).await?;
     let runner = json!({ "ghActionsRunner": {
         "ghRunnerVersion": "2.336.0", "ghOrg": ORG, "ghRunnerLabels": "self-hosted, builder", "ghAppSecretName": "app" } });
     scene.deploy("builders", 1, &runner).await?;
@@ -83,7 +88,7 @@ async fn a_builder_is_known_at_github_and_in_its_tailnet_until_it_is_deleted() -
         .await?;
     ensure!(waiting[0]["status"]["bootstrapAttempts"].is_null(), "{}", waiting[0]["status"]);
     github.world().is_down = false;
-    scene.start_provider(&flags)?;
+    scene.start_provider(&flags).await?;
     let machine = name(&scene.ready(1).await?[0]);
     assert_eq!(github.world().tokens, 1);
     // The simulated runner does not tell the simulated GitHub.
@@ -111,7 +116,7 @@ async fn a_builder_is_known_at_github_and_in_its_tailnet_until_it_is_deleted() -
 
     // A roll registers nothing anew.
     scene.new_agent()?;
-    scene.start_provider(&flags)?;
+    scene.start_provider(&flags).await?;
     eventually("a roll", DEADLINE, async || {
         let events = scene.events("AgentRolled").await?;
         ensure!(events.contains("went from configuration"), "{events}");

@@ -10,6 +10,7 @@ use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
+use nix::sys::signal::Signal;
 use scaleway_sim::{NewServer, Scaleway, Settings};
 use serde_json::{Value, json};
 use tart_kubelet_tests::cluster_api::ClusterApi;
@@ -231,9 +232,14 @@ impl Scene {
         self.kubectl().apply(&objects.to_string()).await.map(drop)
     }
 
-    /// Starts the provider, or starts it anew, with these flags beside those that all tests have.
-    pub(crate) fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
-        self.provider = None;
+    /// Starts the provider with these flags beside those that all tests have. One that runs is told to end before, so that it gives up its Lease.
+    pub(crate) async fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
+        if let Some(before) = self.provider.take()
+            && before.exit_status()?.is_none()
+        {
+            before.signal(Signal::SIGTERM)?;
+            before.wait_for_exit(DEADLINE).await?;
+        }
         self.flags = flags.iter().map(ToString::to_string).collect();
         let mut command = self.control_plane.sandbox().command(programs::find("tart-provider")?);
         command.arg("manager").arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());

@@ -192,18 +192,19 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// A report of all figures, or of the one that is asked for.
+    /// A report of all figures, or of those whose names begin as is asked for.
     pub(crate) fn new(only: Option<&str>) -> Result<Self> {
         let names = Figure::ALL.map(|figure| figure.name);
         if let Some(only) = only {
-            ensure!(names.contains(&only), "there is no figure `{only}`, but {}", names.join(", "));
+            let is_there = names.iter().any(|name| name.starts_with(only));
+            ensure!(is_there, "there is no figure `{only}`, but {}", names.join(", "));
         }
         Ok(Self { only: only.map(str::to_owned), measured: Vec::new() })
     }
 
     /// Whether one of some figures is asked for.
     pub(crate) fn wants(&self, figures: &[Figure]) -> bool {
-        self.only.as_deref().is_none_or(|only| figures.iter().any(|figure| figure.name == only))
+        self.only.as_deref().is_none_or(|only| figures.iter().any(|figure| figure.name.starts_with(only)))
     }
 
     /// Whether only one of some figures is asked for.
@@ -217,7 +218,7 @@ impl Report {
         figure: Figure,
         measure: impl AsyncFnOnce() -> Result<f64>,
     ) -> Result<()> {
-        if self.only.as_deref().is_some_and(|only| only != figure.name) {
+        if !self.wants(&[figure]) {
             return Ok(());
         }
         let value = measure().await.with_context(|| format!("cannot measure {}", figure.name))?;

@@ -155,6 +155,7 @@ impl Fleet {
     async fn create(&self, name: &str) -> Result<()> {
         let id = self.scaleway.world().order(NewServer::named(name));
         self.scaleway.world().finish_changes();
+        let address = self.scaleway.world().server(&id).context("no server")?.ip.clone();
         let provider_id = format!("scw-applesilicon://fr-par-1/{id}");
         let secret = json!({ "metadata": { "name": format!("{name}-bootstrap") }, "stringData": { "ssh-username": "m1" } });
         post::<Secret>(&Api::namespaced(self.client.clone(), &self.namespace), secret).await?;
@@ -172,7 +173,7 @@ impl Fleet {
         let conditions = ["Provisioned", "Bootstrapped", "HostUpToDate", "Ready"].map(is_true);
         self.patch_status(name, json!({
             "serverID": id, "ready": true, "phase": "Ready", "initialization": { "provisioned": true }, "hostConfigHash": "another",
-            "addresses": [{ "type": "ExternalIP", "address": "192.0.2.1" }], "conditions": conditions,
+            "addresses": [{ "type": "ExternalIP", "address": address }], "conditions": conditions,
         }))
         .await
     }
