@@ -50,7 +50,8 @@ test-provider: assets build ## Run the tests of the provider on real Cluster API
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
 	RUST_TEST_THREADS=2 $(CARGO) test --locked -p tart-kubelet-tests --test provider -- $(T)
 
-bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure
+bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure, or for all whose names begin so
+	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
 	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
 	@$(say) "bench"

@@ -17,6 +17,7 @@ mod cluster_api;
 pub mod crd;
 mod csr;
 mod error_chain;
+mod github;
 pub mod host;
 mod machine;
 mod manager;

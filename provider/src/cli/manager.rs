@@ -9,11 +9,12 @@ use clap::{ArgAction, Args};
 use jiff::SignedDuration;
 use kube::{Api, Client};
 
-use super::version;
+use super::{tailscale_tag, version};
 use crate::artifact::Artifact;
 use crate::error_chain::chain;
+use crate::github::Github;
 use crate::host::firewall::{AllowedDestination, FirewallConfig};
-use crate::host::{NodeExporter, Tart};
+use crate::host::{NodeExporter, Tailscale, Tart};
 use crate::machine::{FleetConfig, Limits};
 use crate::manager::{ManagerConfig, Reclaim};
 use crate::names::Zone;
@@ -75,6 +76,36 @@ pub(crate) struct ManagerArgs {
     /// Where `node_exporter` listens on the hosts
     #[arg(long, default_value = "127.0.0.1:9100", requires = "node_exporter_binary_path")]
     pub(crate) node_exporter_listen: String,
+
+    /// The `tailscale` program for macOS, as it is built for the command line. Hosts join a tailnet, and their Nodes have their addresses there.
+    /// Without this flag a tailscale that was installed by it is removed
+    #[arg(long, value_name = "FILE", requires_all = ["tailscaled_binary_path", "tailscale_auth_key_secret_name"])]
+    pub(crate) tailscale_binary_path: Option<PathBuf>,
+
+    /// The `tailscaled` program
+    #[arg(long, value_name = "FILE", requires = "tailscale_binary_path")]
+    pub(crate) tailscaled_binary_path: Option<PathBuf>,
+
+    /// The Secret in --secrets-namespace whose `auth-key` is an auth key or the secret of an OAuth client
+    #[arg(long, value_name = "SECRET", requires = "tailscale_binary_path")]
+    pub(crate) tailscale_auth_key_secret_name: Option<String>,
+
+    /// Tags of hosts in the tailnet, with commas between them. Secrets of OAuth clients need one
+    #[arg(long, value_delimiter = ',', requires = "tailscale_binary_path", value_parser = tailscale_tag)]
+    pub(crate) tailscale_tags: Vec<String>,
+
+    /// Hosts use the routes that others in the tailnet offer
+    #[arg(long, requires = "tailscale_binary_path")]
+    pub(crate) tailscale_accept_routes: bool,
+
+    /// The archive of the Actions runner for macOS, for machines whose `spec.ghActionsRunner` names the Secret of a GitHub App. Without this flag a
+    /// runner that was installed by it is removed
+    #[arg(long, value_name = "FILE")]
+    pub(crate) actions_runner_path: Option<PathBuf>,
+
+    /// Where GitHub's API is
+    #[arg(long, default_value = "https://api.github.com", value_name = "URL")]
+    pub(crate) github_api_url: String,
 
     /// Cores that Nodes offer, where the machine does not say; the agent's own choice when absent
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -186,6 +217,15 @@ impl ManagerArgs {
             }
             None => None,
         };
+        let tailscale = match (&self.tailscale_binary_path, &self.tailscaled_binary_path) {
+            (Some(tailscale), Some(tailscaled)) => Some(Tailscale {
+                tailscale: artifact(tailscale)?,
+                tailscaled: artifact(tailscaled)?,
+                tags: self.tailscale_tags.clone(),
+                accept_routes: self.tailscale_accept_routes,
+            }),
+            _ => None,
+        };
         let default_prefix = PoolPrefix::new(&self.default_adopt_pool_prefix);
         let reclaim = default_prefix.clone().map(|prefix| Reclaim {
             settings: ReclaimSettings {
@@ -206,11 +246,15 @@ impl ManagerArgs {
                 },
                 dhcp_lease_seconds: self.dhcp_lease_time,
                 node_exporter,
+                tailscale,
+                actions_runner: self.actions_runner_path.as_deref().map(artifact).transpose()?,
                 host_cpu: self.tartkubelet_host_cpu,
                 host_memory_mb: self.tartkubelet_host_memory_mb,
                 max_pods: self.tartkubelet_max_pods,
                 agent_flags: self.agent_flag.clone(),
             },
+            github: Github::new(&self.github_api_url).map_err(|error| chain(&error))?,
+            tailscale_auth_key: self.tailscale_auth_key_secret_name.clone(),
             limits: Limits {
                 reboot_after: self.bootstrap_reboot_after,
                 bootstrap_attempts: self.bootstrap_max_attempts,

@@ -5,6 +5,7 @@ mod decide;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::{CertificateSigningRequest, CertificateSigningRequestCondition};
@@ -19,13 +20,34 @@ use tracing::{info, warn};
 
 use self::decide::{Answer, Request, Requester, SERVING, decide, parse};
 use crate::apiserver::{ApiError, call};
-use crate::crd::ScalewayAppleSiliconMachine as Machine;
+use crate::crd::{AddressType, ScalewayAppleSiliconMachine as Machine};
 use crate::machine::{TOKEN_NAMESPACE, machine_of_token};
+
+/// How long a request waits for the machine's address in the tailnet before it is looked at again.
+const TAILNET_PAUSE: Duration = Duration::from_secs(3);
 
 /// Answers certificate signing requests.
 pub(crate) struct Approver {
     pub(crate) client: Client,
     pub(crate) machines: Store<Machine>,
+    /// Whether Nodes have addresses in a tailnet.
+    pub(crate) has_tailnet: bool,
+}
+
+/// A machine that asks for a certificate.
+struct Asking {
+    name: String,
+    addresses: BTreeSet<IpAddr>,
+    is_in_tailnet: bool,
+}
+
+/// Whether a request is for a certificate of this Node: by the Node itself, or by the token that it has joined with.
+pub(crate) fn is_of_node(request: &CertificateSigningRequest, node: &str) -> bool {
+    let user = format!("system:node:{node}");
+    let asked_by = request.spec.username.as_deref().unwrap_or_default();
+    let names_it =
+        || parse(&request.spec.request.0).is_ok_and(|content| content.common_names == [user.as_str()]);
+    asked_by == user || (asked_by.starts_with("system:bootstrap:") && names_it())
 }
 
 impl Approver {
@@ -43,7 +65,13 @@ impl Approver {
                 (None, None) => (None, false),
             };
         // Not one of ours.
-        let Some((name, addresses)) = machine else { return Ok(Action::await_change()) };
+        let Some(Asking { name, addresses, is_in_tailnet }) = machine else {
+            return Ok(Action::await_change());
+        };
+        // The machine has its address in the tailnet as soon as the work on its host has ended. Its agent may ask before.
+        if self.has_tailnet && !is_in_tailnet && request.spec.signer_name == SERVING {
+            return Ok(Action::requeue(TAILNET_PAUSE));
+        }
         let asked = Request {
             signer: &request.spec.signer_name,
             asked_by: if is_token { Requester::TokenOf(&name) } else { Requester::Node(&name) },
@@ -66,15 +94,19 @@ impl Approver {
         Ok(Action::await_change())
     }
 
-    fn machine(&self, name: &str) -> Option<(String, BTreeSet<IpAddr>)> {
+    fn machine(&self, name: &str) -> Option<Asking> {
         let machine = self
             .machines
             .find(|machine| machine.name_any() == name && machine.metadata.deletion_timestamp.is_none())?;
         let known = machine.status.as_ref().map(|status| status.addresses.as_slice()).unwrap_or_default();
-        Some((name.to_owned(), known.iter().filter_map(|one| one.address.parse().ok()).collect()))
+        Some(Asking {
+            name: name.to_owned(),
+            addresses: known.iter().filter_map(|one| one.address.parse().ok()).collect(),
+            is_in_tailnet: known.iter().any(|one| one.type_ == AddressType::InternalIP),
+        })
     }
 
-    async fn machine_of_token(&self, token: &str) -> Result<Option<(String, BTreeSet<IpAddr>)>, ApiError> {
+    async fn machine_of_token(&self, token: &str) -> Result<Option<Asking>, ApiError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), TOKEN_NAMESPACE);
         let name = format!("bootstrap-token-{token}");
         let Some(secret) = call("read a bootstrap token", api.get_opt(&name)).await? else { return Ok(None) };

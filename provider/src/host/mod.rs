@@ -14,7 +14,8 @@ mod step;
 mod tests;
 
 pub(crate) use config::{
-    ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Tailscale, Tart, prepare_steps,
+    ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Tailscale, Tart, farewell_steps,
+    prepare_steps, tailnet_address,
 };
 pub(crate) use converge::{Mode, Outcome, Report, converge};
 pub(crate) use part::Inputs;

@@ -10,6 +10,7 @@ use kube::runtime::events::EventType;
 use serde_json::json;
 
 use super::host_work::HostWork;
+use super::inputs::Lack;
 use super::reconciler::{ReconcileError, Reconciler, reference, server};
 use super::release::Release;
 use super::{delete, report};
@@ -40,7 +41,8 @@ impl Reconciler {
         };
         let mut status = machine.status.clone().unwrap_or_default();
         let (action, event) = match work {
-            HostWork::Done(hash) => {
+            HostWork::Done { hash, tailnet } => {
+                report::in_tailnet(&mut status, tailnet);
                 report::converged(&mut status, &hash, self.config.agent.sha256().as_str(), now);
                 (Action::requeue(SOON), None)
             }
@@ -60,16 +62,10 @@ impl Reconciler {
                 );
                 (Action::requeue(SOON), None)
             }
-            HostWork::NoPassword(words) => {
-                report::condition(
-                    &mut status,
-                    "Bootstrapped",
-                    ConditionStatus::False,
-                    "MissingSudoPassword",
-                    &words,
-                    now,
-                );
-                (Action::requeue(MUCH_LATER), Some(("MissingSudoPassword", words)))
+            HostWork::Lacks(Lack { reason, words }) => {
+                let is = ConditionStatus::False;
+                report::condition(&mut status, "Bootstrapped", is, reason, &words, now);
+                (Action::requeue(MUCH_LATER), Some((reason, words)))
             }
             HostWork::Gone => return self.host_gone(&machine, status, now).await,
             HostWork::Failed(words) => {

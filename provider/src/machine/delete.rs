@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::join_token;
 use crate::apiserver::{ApiError, call, delete};
+use crate::csr::is_of_node;
 use crate::names::MachineRef;
 
 /// The finalizer that the Go agent put on its Pods. With its Mac gone no agent removes it.
@@ -34,11 +35,10 @@ pub(super) async fn remove_node(client: &Client, node: &str) -> Result<(), ApiEr
         remove_pod(&api, &pod).await?;
     }
     let requests = Api::<CertificateSigningRequest>::all(client.clone());
-    let user = format!("system:node:{node}");
     for signer in ["kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"] {
         let of_signer = ListParams::default().fields(&format!("spec.signerName={signer}"));
         for request in call("list the certificate signing requests", requests.list(&of_signer)).await? {
-            if request.spec.username.as_deref() == Some(&user) {
+            if is_of_node(&request, node) {
                 delete("delete a certificate signing request", &requests, &request.name_any()).await?;
             }
         }

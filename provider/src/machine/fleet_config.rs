@@ -5,8 +5,13 @@ use std::net::IpAddr;
 use crate::artifact::Artifact;
 use crate::crd::ScalewayAppleSiliconMachine;
 use crate::host::firewall::FirewallConfig;
-use crate::host::{AgentSettings, Credential, HostConfig, NodeExporter, Secret, Tart};
+use crate::host::{
+    ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Secret, Tailscale, Tart,
+};
 use kube::ResourceExt as _;
+
+/// Where organizations are.
+const GITHUB: &str = "https://github.com";
 
 /// What all hosts have in common.
 #[derive(Debug, Clone)]
@@ -16,6 +21,10 @@ pub(crate) struct FleetConfig {
     pub(crate) firewall: FirewallConfig,
     pub(crate) dhcp_lease_seconds: u32,
     pub(crate) node_exporter: Option<NodeExporter>,
+    /// The place of all hosts in a tailnet. Their Nodes have their addresses there.
+    pub(crate) tailscale: Option<Tailscale>,
+    /// The archive of the Actions runner for builders.
+    pub(crate) actions_runner: Option<Artifact>,
     /// What Nodes offer, where their machines do not say.
     pub(crate) host_cpu: Option<u32>,
     pub(crate) host_memory_mb: Option<u32>,
@@ -45,7 +54,9 @@ impl FleetConfig {
         let cpu = own(spec.host_cpu).or(self.host_cpu);
         let memory = own(spec.host_memory_mb).or(self.host_memory_mb);
         let mut further = Vec::new();
-        further.extend(address(machine).map(|address| format!("--node-ip={address}")));
+        if self.tailscale.is_none() {
+            further.extend(address(machine).map(|address| format!("--node-ip={address}")));
+        }
         further.extend(cpu.map(|cpu| format!("--host-cpu={cpu}")));
         further.extend(memory.map(|memory| format!("--host-memory-mb={memory}")));
         further.extend(self.agent_flags.iter().cloned());
@@ -65,9 +76,23 @@ impl FleetConfig {
             firewall: self.firewall.clone(),
             dhcp_lease_seconds: self.dhcp_lease_seconds,
             node_exporter: self.node_exporter.clone(),
-            tailscale: None,
-            actions_runner: None,
+            tailscale: self.tailscale.clone(),
+            actions_runner: self.runner(machine),
         }
+    }
+
+    /// The runner of a builder, where the provider has an archive to install and the machine names an App that registers it.
+    fn runner(&self, machine: &ScalewayAppleSiliconMachine) -> Option<ActionsRunner> {
+        let (archive, wanted) = (self.actions_runner.as_ref()?, machine.spec.gh_actions_runner.as_ref()?);
+        if wanted.gh_app_secret_name.is_empty() {
+            return None;
+        }
+        let labels = wanted.gh_runner_labels.split(',').map(str::trim).filter(|label| !label.is_empty());
+        Some(ActionsRunner {
+            archive: archive.clone(),
+            url: format!("{GITHUB}/{}", wanted.gh_org),
+            labels: labels.map(str::to_owned).collect(),
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use kube::runtime::events::EventType;
 use kube::runtime::reflector::ObjectRef;
 
 use super::host_work::HostWork;
+use super::inputs::Lack;
 use super::observe::is_ready;
 use super::reconciler::{ReconcileError, Reconciler, reference, server};
 use super::roll::Turn;
@@ -75,7 +76,8 @@ impl Reconciler {
         };
         let mut status = machine.status.clone().unwrap_or_default();
         let failed = match work {
-            HostWork::Done(hash) => {
+            HostWork::Done { hash, tailnet } => {
+                report::in_tailnet(&mut status, tailnet);
                 report::rolled(&mut status, &hash, self.config.agent.sha256().as_str(), now);
                 join_token::remove(&self.client, &reference(&machine)).await?;
                 None
@@ -87,7 +89,7 @@ impl Reconciler {
             }
             HostWork::Busy(word) => Some(format!("the host is {word}")),
             HostWork::Gone => Some("the pool has no such host any more".to_owned()),
-            HostWork::NoPassword(words) | HostWork::Failed(words) => Some(words),
+            HostWork::Lacks(Lack { words, .. }) | HostWork::Failed(words) => Some(words),
         };
         if let Some(words) = &failed {
             report::roll_failed(&mut status, &desired, self.limits.update_attempts, was_ready, words, now);

@@ -1,33 +1,41 @@
 //! Work on a host over SSH: the same for a bootstrap and for a roll.
 
+use std::net::IpAddr;
+
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 use tracing::{info, warn};
 
 use super::claim::addresses;
 use super::credentials::HostCredentials;
+use super::inputs::Lack;
 use super::join_token;
 use super::reconciler::{ReconcileError, Reconciler, reference};
-use crate::crd::{MachineAddress, ScalewayAppleSiliconMachine as Machine};
+use crate::crd::{AddressType, MachineAddress, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;
-use crate::host::{Inputs, Mode, converge};
+use crate::host::{Mode, converge, tailnet_address};
 use crate::pool::{HostState, Password};
 use crate::ssh::{Connection, HostKeyPolicy, SshError};
 
 /// How work on a host ended.
 pub(super) enum HostWork {
-    /// The host has the configuration with this hash.
-    Done(String),
+    /// The host has the configuration with this hash, and perhaps an address in a tailnet.
+    Done { hash: String, tailnet: Option<MachineAddress> },
     /// The host has another address than the status says.
     Moved(Vec<MachineAddress>),
     /// The host is being installed or restarts, in the pool's word.
     Busy(String),
     /// There is no such host any more.
     Gone,
-    /// The host wants a password that is not known.
-    NoPassword(String),
+    /// It lacks something that is not the host's fault, such as a password.
+    Lacks(Lack),
     /// It failed.
     Failed(String),
+}
+
+/// Whether a machine has these addresses, beside that in its tailnet.
+fn is_at(known: &[MachineAddress], is: &[MachineAddress]) -> bool {
+    known.iter().filter(|one| one.type_ != AddressType::InternalIP).eq(is)
 }
 
 impl Reconciler {
@@ -62,7 +70,7 @@ impl Reconciler {
             credentials.password = Some(password.clone());
         }
         let is = addresses(&address.host).await;
-        if machine.status.as_ref().is_none_or(|status| status.addresses != is) {
+        if machine.status.as_ref().is_none_or(|status| !is_at(&status.addresses, &is)) {
             self.credentials.write(&name, credentials).await?;
             return Ok(HostWork::Moved(is));
         }
@@ -95,16 +103,33 @@ impl Reconciler {
             join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
         let config = self.config.of(machine, &credentials.user, kubeconfig);
         let (steps, hash) = (config.steps(), config.hash().to_string());
-        let mode = Mode::Apply(Inputs { password: credentials.password.clone(), ..Inputs::default() });
+        let inputs = match self.inputs(machine, &config, &mac, credentials.password.clone()).await? {
+            Ok(inputs) => inputs,
+            Err(lack) => {
+                mac.close().await;
+                return Ok(HostWork::Lacks(lack));
+            }
+        };
+        let mode = Mode::Apply(inputs);
         info!(machine = %name, host = %id, hash, "work on the host begins");
         let done = converge(&mac, &steps, &mode, |_, _| ()).await;
+        let is_in_tailnet = done.is_converged() && config.tailscale.is_some();
+        let tailnet = if is_in_tailnet { tailnet_address(&mac).await } else { None };
         mac.close().await;
         if done.is_converged() {
             info!(machine = %name, changed = done.changed(), "the host is as it should be");
-            return Ok(HostWork::Done(hash));
+            let internal = |address: IpAddr| MachineAddress {
+                type_: AddressType::InternalIP,
+                address: address.to_string(),
+            };
+            return Ok(HostWork::Done { hash, tailnet: tailnet.map(internal) });
         }
         let words = done.first_failure(&steps).unwrap_or_else(|| "a step was left out".to_owned());
         warn!(machine = %name, problem = words, "work on the host failed");
-        Ok(if done.lacks_password() { HostWork::NoPassword(words) } else { HostWork::Failed(words) })
+        Ok(if done.lacks_password() {
+            HostWork::Lacks(Lack { reason: "MissingSudoPassword", words })
+        } else {
+            HostWork::Failed(words)
+        })
     }
 }

@@ -20,12 +20,14 @@ mod fleet_config;
 mod fleet_key;
 mod host_roll;
 mod host_work;
+mod inputs;
 mod join_token;
 mod observe;
 mod reconciler;
 mod release;
 mod report;
 mod roll;
+mod runner;
 
 pub(crate) use decide::Limits;
 pub(crate) use fleet_config::{ApiServer, FleetConfig};

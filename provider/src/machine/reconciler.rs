@@ -22,6 +22,7 @@ use crate::cluster_api::Cluster;
 use crate::crd::{
     ScalewayAppleSiliconMachine as Machine, ScalewayAppleSiliconMachineStatus as Status, find_condition,
 };
+use crate::github::Github;
 use crate::manager::{Events, Metrics};
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{Pool, PoolError, PoolPrefix};
@@ -39,6 +40,9 @@ pub(crate) struct Reconciler {
     pub(crate) pool: Arc<dyn Pool>,
     pub(crate) stores: Stores,
     pub(crate) config: FleetConfig,
+    pub(super) github: Github,
+    /// The Secret with the key to the tailnet.
+    pub(super) tailscale_auth_key: Option<String>,
     pub(crate) server: ApiServer,
     pub(crate) limits: Limits,
     pub(crate) default_prefix: Option<PoolPrefix>,
@@ -95,6 +99,8 @@ impl Reconciler {
         pool: Arc<dyn Pool>,
         stores: Stores,
         config: FleetConfig,
+        github: Github,
+        tailscale_auth_key: Option<String>,
         server: ApiServer,
         limits: Limits,
         default_prefix: Option<PoolPrefix>,
@@ -112,6 +118,8 @@ impl Reconciler {
             pool,
             stores,
             config,
+            github,
+            tailscale_auth_key,
             server,
             limits,
             default_prefix,

@@ -15,6 +15,7 @@ use super::{FINALIZER, delete};
 use crate::apiserver::change;
 use crate::crd::{Phase, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;
+use crate::host::{Inputs, Mode, converge, farewell_steps};
 use crate::pool::{Destination, HeldHost, HostState, OsFamily, PoolError, PoolPrefix, ReleaseOutcome};
 use crate::ssh::{Connection, HostKeyPolicy};
 
@@ -87,7 +88,7 @@ impl Reconciler {
     }
 
     /// Ends the agent on a host that is about to be given back, and removes its credentials: it would register its Node again until the host is
-    /// installed anew, or for ever where the pool installs nothing. A host that does not answer holds nothing up.
+    /// installed anew, or for ever where the pool installs nothing. The host leaves its tailnet and GitHub, too. A host that does not answer holds nothing up.
     pub(super) async fn leave(&self, machine: &Machine) {
         let status = machine.status.clone().unwrap_or_default();
         let Ok(Some((zone, id))) = Self::held(machine) else { return };
@@ -112,6 +113,11 @@ impl Reconciler {
         let left = match Connection::open(address, &key, &HostKeyPolicy::Pinned(pinned)).await {
             Ok(mac) => {
                 let left = mac.run(Call::new(&[AGENT_BINARY, "leave", "--force"], LEAVE_DEADLINE)).await;
+                let steps = farewell_steps(&credentials.user);
+                let farewell = converge(&mac, &steps, &Mode::Apply(Inputs::default()), |_, _| ()).await;
+                if let Some(problem) = farewell.first_failure(&steps) {
+                    warn!(machine = name, problem, "the host did not leave its tailnet or GitHub");
+                }
                 mac.close().await;
                 left.map_err(|error| chain(&error))
             }
@@ -152,6 +158,14 @@ impl Reconciler {
         if status.server_id.is_some() {
             status.server_id = None;
             machine = self.save(&machine, status).await?;
+        }
+        if let Err(error) = self.remove_runner(&machine).await? {
+            let words = format!("the Actions runner is still registered at GitHub: {}", chain(&error));
+            self.events.say(&machine, EventType::Warning, "RunnerRemovalFailed", &words).await;
+            // What only a person can mend keeps no machine.
+            if error.is_transient() {
+                return Ok(Action::requeue(SOON));
+            }
         }
         self.credentials.remove(&this.name).await?;
         let ours = machine.spec.provider_id.clone();

@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::decide::{BOOTSTRAPPED, HOST_UP_TO_DATE, PROVISIONED, READY, Report};
 use crate::crd::{
-    ConditionStatus, Initialization, Phase, ScalewayAppleSiliconMachineStatus as Status, find_condition,
-    set_condition,
+    AddressType, ConditionStatus, Initialization, MachineAddress, Phase,
+    ScalewayAppleSiliconMachineStatus as Status, find_condition, set_condition,
 };
 use ConditionStatus::{False, True};
 
@@ -133,6 +133,12 @@ pub(super) fn converged(status: &mut Status, hash: &str, binary: &str, now: Time
     status.tart_kubelet_binary_sha = Some(binary.to_owned());
     status.conditions.retain(|known| known.type_ != BOOTSTRAPPED);
     write(status, &Report::WaitsForNode, now);
+}
+
+/// The host has this address in its tailnet, or none.
+pub(super) fn in_tailnet(status: &mut Status, tailnet: Option<MachineAddress>) {
+    status.addresses.retain(|known| known.type_ != AddressType::InternalIP);
+    status.addresses.extend(tailnet);
 }
 
 /// A roll succeeded.

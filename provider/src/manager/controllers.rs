@@ -85,6 +85,8 @@ impl Controllers {
             pool,
             stores,
             config.fleet.clone(),
+            config.github.clone(),
+            config.tailscale_auth_key.clone(),
             server,
             config.limits,
             config.default_prefix.clone(),
@@ -113,7 +115,11 @@ impl Controllers {
                 clusters: cluster_store,
             }),
             requests,
-            approver: Arc::new(Approver { client: client.clone(), machines: store.clone() }),
+            approver: Arc::new(Approver {
+                client: client.clone(),
+                machines: store.clone(),
+                has_tailnet: config.fleet.tailscale.is_some(),
+            }),
             store,
         }
     }

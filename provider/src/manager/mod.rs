@@ -29,6 +29,7 @@ use self::lease::Lease;
 use crate::apiserver::call;
 use crate::crd::ScalewayAppleSiliconMachine as Machine;
 use crate::error_chain::chain;
+use crate::github::Github;
 use crate::machine::{ApiServer, FleetConfig, Limits};
 use crate::pool::{Machines, Pool, PoolPrefix};
 use crate::reclaim::{ReclaimSettings, Reclaimer};
@@ -40,6 +41,9 @@ const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Debug, Clone)]
 pub(crate) struct ManagerConfig {
     pub(crate) fleet: FleetConfig,
+    pub(crate) github: Github,
+    /// The Secret with the key to the tailnet.
+    pub(crate) tailscale_auth_key: Option<String>,
     pub(crate) limits: Limits,
     pub(crate) default_prefix: Option<PoolPrefix>,
     /// How orphans are looked for; `None`: they are not.

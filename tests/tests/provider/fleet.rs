@@ -10,7 +10,7 @@ use super::scene::{DEADLINE, Scene, is_true, name};
 #[tokio::test]
 async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them_back() -> Result<()> {
     let Some(mut scene) = Scene::new("fleet", 3).await? else { return Ok(()) };
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene.deploy("runners", 3, &json!({})).await?;
     scene.ready(3).await?;
 
@@ -71,7 +71,7 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
     let before = scene.all("ScalewayAppleSiliconMachine").await?;
     let hash = |machine: &serde_json::Value| machine["status"]["hostConfigHash"].clone();
     scene.new_agent()?;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene
         .machines_until("machines with the new agent", |machines| {
             machines.len() == 3
@@ -114,13 +114,15 @@ async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them
         Ok(())
     })
     .await?;
-    Ok(())
+    let left = scene.all("ScalewayAppleSiliconMachine").await?;
+    let gone = before.iter().map(name).find(|old| left.iter().all(|machine| name(machine) != *old));
+    scene.nothing_is_left_of(&gone.context("a machine that is gone")?).await
 }
 
 #[tokio::test]
 async fn a_mac_that_burns_down_is_replaced() -> Result<()> {
     let Some(mut scene) = Scene::new("burns", 2).await? else { return Ok(()) };
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene.deploy("runners", 1, &json!({})).await?;
     let machines = scene.ready(1).await?;
     let (old, id) =

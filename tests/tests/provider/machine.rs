@@ -8,7 +8,7 @@ use scaleway_sim::PasswordView;
 use serde_json::{Value, json};
 use tart_kubelet_tests::wait::{eventually, until_gone};
 
-use super::scene::{DEADLINE, Scene, is_true, name, reason};
+use super::scene::{DEADLINE, Scene, reason};
 
 const KIND: &str = "ScalewayAppleSiliconMachine";
 
@@ -41,7 +41,7 @@ async fn a_machine_that_is_paused_and_loses_its_host_claims_none_and_can_be_dele
             &machine("paused-1", &paused, &json!({ "adoptPoolPrefix": "tuist-pool-" }))?,
         )
         .await?;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene.machines_until("a finalizer", |machines| machines[0]["metadata"]["finalizers"].is_array()).await?;
     patch_status(&scene, "paused-1", json!({ "serverID": null, "phase": "Ready" })).await?;
     scene.api(KIND).delete("paused-1", &DeleteParams::default()).await?;
@@ -68,7 +68,7 @@ async fn a_provider_that_died_between_claim_and_write_finds_its_host_again() -> 
             )?,
         )
         .await?;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     let machines = scene.ready(1).await?;
     assert_eq!(machines[0]["status"]["serverID"], json!(id));
     let free = scene.macs[0].0.clone();
@@ -90,7 +90,7 @@ async fn a_legacy_machine_without_a_prefix_gives_its_host_back_by_default() -> R
     scene.api(KIND).create(&PostParams::default(), &machine(&legacy, &finalizers, &spec)?).await?;
     patch_status(&scene, &legacy, json!({ "serverID": id, "phase": "Ready", "ready": true })).await?;
     scene.api(KIND).delete(&legacy, &DeleteParams::default()).await?;
-    scene.start_provider(&["--default-adopt-pool-prefix=tuist-pool-"])?;
+    scene.start_provider(&["--default-adopt-pool-prefix=tuist-pool-"]).await?;
     let wiped = scene.reinstalled().await?;
     assert_eq!(wiped, id);
     scene.install_anew(&id).await?;
@@ -120,7 +120,7 @@ async fn a_sealed_password_is_waited_for_and_never_tried() -> Result<()> {
             )?,
         )
         .await?;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     let machines = scene
         .machines_until("a machine that waits for the password", |machines| {
             reason(&machines[0], "Bootstrapped").is_some_and(|(_, reason)| reason == "MissingSudoPassword")
@@ -131,7 +131,7 @@ async fn a_sealed_password_is_waited_for_and_never_tried() -> Result<()> {
     ensure!(!calls.contains("sudo -S"), "a password was tried:\n{calls}");
     // The password comes back, and the provider, started anew, goes on.
     scene.scaleway.world().server(&id).context("a server")?.password_view = PasswordView::InVncUrl;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene.ready(1).await.map(drop)
 }
 
@@ -154,7 +154,7 @@ async fn a_host_that_cannot_be_bootstrapped_is_quarantined_and_the_next_machine_
             &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?,
         )
         .await?;
-    scene.start_provider(&["--bootstrap-reboot-after=1", "--bootstrap-max-attempts=2"])?;
+    scene.start_provider(&["--bootstrap-reboot-after=1", "--bootstrap-max-attempts=2"]).await?;
     scene
         .machines_until("the dead host to be given up", |machines| {
             reason(&machines[0], "Provisioned")
@@ -182,7 +182,7 @@ async fn certificates_for_other_names_are_refused() -> Result<()> {
             &machine(&mine, &json!({}), &json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet" }))?,
         )
         .await?;
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     scene.ready(1).await?;
     let node = scene.control_plane.node_kubeconfig(&mine)?;
     let as_node = scene.control_plane.kubectl_as(&node);
@@ -223,7 +223,7 @@ async fn the_next_provider_acts_as_soon_as_the_leader_has_ended() -> Result<()> 
     let held = async |scene: &Scene| {
         scene.kubectl().run(["get", "lease", "-o", "jsonpath={.items[0].spec.holderIdentity}"]).await
     };
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     let first = eventually("a leader", DEADLINE, async || {
         let holder = held(&scene).await?;
         ensure!(!holder.is_empty(), "none");
@@ -234,27 +234,11 @@ async fn the_next_provider_acts_as_soon_as_the_leader_has_ended() -> Result<()> 
     let ended = scene.provider()?.wait_for_exit(DEADLINE).await?;
     ensure!(ended.success(), "{ended}");
     assert_eq!(held(&scene).await?, "");
-    scene.start_provider(&[])?;
+    scene.start_provider(&[]).await?;
     eventually("another leader", DEADLINE, async || {
         let holder = held(&scene).await?;
         ensure!(!holder.is_empty() && holder != first, "{holder}");
         Ok(())
     })
     .await
-}
-
-/// A builder's agent deletes no VMs but its own.
-#[tokio::test]
-async fn a_builder_runs_with_the_collector_off() -> Result<()> {
-    let Some(mut scene) = Scene::new("builder", 1).await? else { return Ok(()) };
-    let mine = format!("{}-1", scene.namespace);
-    let spec = json!({ "adoptPoolPrefix": "tuist-pool-", "fleetName": "fleet", "ghActionsRunner": { "ghRunnerVersion": "2.336.0" } });
-    scene.api(KIND).create(&PostParams::default(), &machine(&mine, &json!({}), &spec)?).await?;
-    scene.start_provider(&[])?;
-    let ready = scene.ready(1).await?;
-    ensure!(is_true(&ready[0], "Ready") && name(&ready[0]) == mine, "{ready:?}");
-    let plist =
-        std::fs::read_to_string(scene.macs[0].1.path("/Library/LaunchDaemons/dev.tuist.tart-kubelet.plist"))?;
-    ensure!(plist.contains("<string>--disable-vm-gc</string>"), "{plist}");
-    Ok(())
 }

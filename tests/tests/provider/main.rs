@@ -1,5 +1,6 @@
 //! The provider on a real control plane with the real Cluster API core, a simulated Scaleway and simulated Macs behind real sshds.
 
+mod builder;
 mod fleet;
 mod machine;
 mod scene;

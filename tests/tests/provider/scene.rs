@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
+use nix::sys::signal::Signal;
 use scaleway_sim::{NewServer, Scaleway, Settings};
 use serde_json::{Value, json};
 use tart_kubelet_tests::cluster_api::ClusterApi;
@@ -19,6 +21,9 @@ use tart_kubelet_tests::process::Process;
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::wait::eventually;
 use tokio::sync::OnceCell;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::pem::parse_x509_pem;
+use x509_parser::prelude::FromDer as _;
 
 pub(crate) const IMAGE: &str = "registry.test/macos/sequoia:15";
 /// Some Macs are bootstrapped at once on a busy machine.
@@ -227,9 +232,14 @@ impl Scene {
         self.kubectl().apply(&objects.to_string()).await.map(drop)
     }
 
-    /// Starts the provider, or starts it anew, with these flags beside those that all tests have.
-    pub(crate) fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
-        self.provider = None;
+    /// Starts the provider with these flags beside those that all tests have. One that runs is told to end before, so that it gives up its Lease.
+    pub(crate) async fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
+        if let Some(before) = self.provider.take()
+            && before.exit_status()?.is_none()
+        {
+            before.signal(Signal::SIGTERM)?;
+            before.wait_for_exit(DEADLINE).await?;
+        }
         self.flags = flags.iter().map(ToString::to_string).collect();
         let mut command = self.control_plane.sandbox().command(programs::find("tart-provider")?);
         command.arg("manager").arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());
@@ -343,6 +353,29 @@ impl Scene {
 
     pub(crate) fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Whether the cluster has nothing of a machine any more: no Node, token, Secret, certificate signing request, nor a Pod on its Node.
+    pub(crate) async fn nothing_is_left_of(&self, machine: &str) -> Result<()> {
+        let all = self.control_plane.kubectl();
+        let nodes = all.run(["get", "nodes", "-o", "name"]).await?;
+        ensure!(!nodes.contains(machine), "{nodes}");
+        let selector = format!("--field-selector=spec.nodeName={machine}");
+        let pods = all.run(["get", "pods", "-A", "-o", "name", &selector]).await?;
+        ensure!(pods.is_empty(), "{pods}");
+        let requests = Api::<CertificateSigningRequest>::all(self.client.clone());
+        for request in requests.list(&ListParams::default()).await?.items {
+            let (_, pem) = parse_x509_pem(&request.spec.request.0)?;
+            let (_, content) = X509CertificationRequest::from_der(&pem.contents)?;
+            let subject = content.certification_request_info.subject.to_string();
+            ensure!(!subject.ends_with(machine), "{:?} is left: {subject}", request.metadata.name);
+        }
+        let secrets = self.kubectl().run(["get", "secrets", "-o", "name"]).await?;
+        ensure!(!secrets.contains(machine), "{secrets}");
+        let of_token = "custom-columns=M:.metadata.annotations.tuist\\.dev/machine";
+        let tokens = all.run(["get", "secrets", "-n", "kube-system", "-o", of_token]).await?;
+        ensure!(!tokens.contains(machine), "{tokens}");
+        Ok(())
     }
 
     /// The events of a reason, as people read them.

@@ -5,7 +5,7 @@ mod settings;
 mod tailscale;
 
 pub(crate) use node_exporter::NodeExporter;
-pub(crate) use tailscale::Tailscale;
+pub(crate) use tailscale::{Tailscale, tailnet_address};
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use launchd::{
 };
 use serde::Serialize;
 
-use super::Secret;
 use super::firewall::FirewallConfig;
 use super::part::{
     ActionsRunnerPart, ActionsRunnerRemoved, AutoLogin, Binary, Bundle, Contents, Directory, File, JobPart,
     Part, Sudo, VmFirewall,
 };
 use super::step::Step;
+use super::{Remote, Secret};
 use crate::artifact::{Artifact, Sha256Hash};
 
 const PROGRAMS: &str = "/usr/local/bin";
@@ -123,6 +123,15 @@ pub(crate) fn prepare_steps(user: &str) -> Vec<Step> {
     ]
 }
 
+/// The steps that take a Mac out of what knows it beyond the cluster: its tailnet, and GitHub.
+pub(crate) fn farewell_steps(user: &str) -> Vec<Step> {
+    let runner = ActionsRunnerRemoved { user: user.to_owned() };
+    vec![
+        step("Actions runner", vec![Part::ActionsRunnerRemoved(runner)]),
+        step("tailscale", tailscale::parts(None, "")),
+    ]
+}
+
 fn step(name: &'static str, parts: Vec<Part>) -> Step {
     Step { name, parts, is_required: false, is_first: false, deadline: SHORT }
 }
@@ -162,6 +171,16 @@ impl HostConfig {
             },
         ]);
         steps
+    }
+
+    /// Whether the Actions runner has to be registered, for which a token is needed. What cannot be looked at before the first step has been
+    /// taken is not there.
+    pub(crate) async fn needs_runner_token<R: Remote>(&self, mac: &R) -> bool {
+        let looked = match &self.actions_runner {
+            Some(_) => step("Actions runner", vec![self.runner()]).check(mac).await,
+            None => return false,
+        };
+        !looked.is_ok_and(|changes| changes.is_empty())
     }
 
     /// The hash of everything that the steps put on a Mac.

@@ -1,9 +1,13 @@
 //! tailscale: the Mac's place in a tailnet.
 
-use launchd::Owner;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use launchd::{Call, Owner};
 
 use super::{PROGRAMS, argv, daemon, label};
 use crate::artifact::Artifact;
+use crate::host::Remote;
 use crate::host::part::{Binary, Contents, Directory, File, JobPart, Part, Removed, Tailnet};
 
 const LABEL: &str = "com.tailscale.tailscaled";
@@ -12,6 +16,9 @@ const STATE: &str = "/var/lib/tailscale";
 const LOG: &str = "/var/log/tailscaled.log";
 /// macOS asks the tailnet's own name server for its names. tailscaled without its app does not tell macOS so.
 const RESOLVER: &str = "/etc/resolver/ts.net";
+
+/// How long tailscale may take to say the Mac's address.
+const ADDRESS_DEADLINE: Duration = Duration::from_secs(30);
 
 /// tailscale, as it is built for the command line. The key with which a Mac joins is an input of the step, and kept nowhere.
 #[derive(Debug, Clone)]
@@ -25,6 +32,13 @@ pub(crate) struct Tailscale {
     pub(crate) tags: Vec<String>,
     /// Whether the Mac uses the routes that others offer.
     pub(crate) accept_routes: bool,
+}
+
+/// The address of a Mac in its tailnet; `None` while it has none.
+pub(crate) async fn tailnet_address<R: Remote>(mac: &R) -> Option<IpAddr> {
+    let program = format!("{PROGRAMS}/tailscale");
+    let output = mac.run(Call::new(&[&program, "ip", "-4"], ADDRESS_DEADLINE)).await.ok()?;
+    output.is_success().then(|| output.stdout.lines().next()?.trim().parse().ok()).flatten()
 }
 
 /// tailscale, or that there is none. A tailscale that the provider has not installed stays.

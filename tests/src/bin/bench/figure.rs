@@ -20,7 +20,7 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 22] = [
         Self::BINARY_SIZE,
         Self::RSS_AT_REST,
         Self::TRAFFIC_AT_REST,
@@ -38,6 +38,19 @@ impl Figure {
         Self::WARM_START_READ,
         Self::ROLLOUT_PEAK,
         Self::ROLLOUT_GROWTH,
+        Self::MACHINES_STEADY,
+        Self::MACHINES_MEMORY,
+        Self::MACHINES_GROWTH,
+        Self::MACHINES_CPU,
+        Self::MACHINES_CALLS,
+    ];
+    /// What needs a fleet of machines of Cluster API.
+    pub(crate) const OF_MACHINES: [Self; 5] = [
+        Self::MACHINES_STEADY,
+        Self::MACHINES_MEMORY,
+        Self::MACHINES_GROWTH,
+        Self::MACHINES_CPU,
+        Self::MACHINES_CALLS,
     ];
     pub(crate) const BINARY_SIZE: Self =
         Self { name: "binary-size", what: "agent binary, stripped", unit: "MB", budget: 12.0 };
@@ -130,6 +143,36 @@ impl Figure {
         unit: "MB",
         budget: 3.0,
     };
+    pub(crate) const MACHINES_STEADY: Self = Self {
+        name: "machines-steady",
+        what: "start of the provider -> all of 1,000 machines are reported up to date",
+        unit: "s",
+        budget: 60.0,
+    };
+    pub(crate) const MACHINES_MEMORY: Self = Self {
+        name: "machines-memory",
+        what: "provider's resident memory, 1,000 machines at rest",
+        unit: "MB",
+        budget: 100.0,
+    };
+    pub(crate) const MACHINES_GROWTH: Self = Self {
+        name: "machines-growth",
+        what: "what 1,000 machines cost the provider more than 100",
+        unit: "MB",
+        budget: 60.0,
+    };
+    pub(crate) const MACHINES_CPU: Self = Self {
+        name: "machines-cpu",
+        what: "provider's share of one core, 1,000 machines at rest",
+        unit: "%",
+        budget: 2.0,
+    };
+    pub(crate) const MACHINES_CALLS: Self = Self {
+        name: "machines-calls",
+        what: "calls of the API server by all its clients, for each of 1,000 machines and minute at rest",
+        unit: "",
+        budget: 1.0,
+    };
 }
 
 #[derive(Debug, Serialize)]
@@ -149,18 +192,19 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// A report of all figures, or of the one that is asked for.
+    /// A report of all figures, or of those whose names begin as is asked for.
     pub(crate) fn new(only: Option<&str>) -> Result<Self> {
         let names = Figure::ALL.map(|figure| figure.name);
         if let Some(only) = only {
-            ensure!(names.contains(&only), "there is no figure `{only}`, but {}", names.join(", "));
+            let is_there = names.iter().any(|name| name.starts_with(only));
+            ensure!(is_there, "there is no figure `{only}`, but {}", names.join(", "));
         }
         Ok(Self { only: only.map(str::to_owned), measured: Vec::new() })
     }
 
     /// Whether one of some figures is asked for.
     pub(crate) fn wants(&self, figures: &[Figure]) -> bool {
-        self.only.as_deref().is_none_or(|only| figures.iter().any(|figure| figure.name == only))
+        self.only.as_deref().is_none_or(|only| figures.iter().any(|figure| figure.name.starts_with(only)))
     }
 
     /// Whether only one of some figures is asked for.
@@ -174,7 +218,7 @@ impl Report {
         figure: Figure,
         measure: impl AsyncFnOnce() -> Result<f64>,
     ) -> Result<()> {
-        if self.only.as_deref().is_some_and(|only| only != figure.name) {
+        if !self.wants(&[figure]) {
             return Ok(());
         }
         let value = measure().await.with_context(|| format!("cannot measure {}", figure.name))?;

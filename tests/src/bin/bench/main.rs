@@ -3,6 +3,7 @@
 mod figure;
 mod idle;
 mod images;
+mod machines;
 mod pods;
 mod rollout;
 mod streams;
@@ -46,7 +47,11 @@ async fn bench(only: Option<&str>) -> Result<bool> {
     if report.wants(&[Figure::ROLLOUT_PEAK, Figure::ROLLOUT_GROWTH]) {
         rollout(&mut report).await?;
     }
-    if report.is_only(&[Figure::BINARY_SIZE, Figure::ROLLOUT_PEAK, Figure::ROLLOUT_GROWTH]) {
+    if report.wants(&Figure::OF_MACHINES) {
+        machines(&mut report).await?;
+    }
+    let without_a_mac = [Figure::BINARY_SIZE, Figure::ROLLOUT_PEAK, Figure::ROLLOUT_GROWTH];
+    if report.is_only(&without_a_mac) || report.is_only(&Figure::OF_MACHINES) {
         return report.finish();
     }
     let sandbox = Sandbox::new()?;
@@ -108,6 +113,27 @@ async fn bench(only: Option<&str>) -> Result<bool> {
         report.add(Figure::RESTART_TO_ADOPTED, adopted).await?;
     }
     report.finish()
+}
+
+/// A fleet of machines of Cluster API at rest, first a small one.
+async fn machines(report: &mut Report) -> Result<()> {
+    let sandbox = Sandbox::new()?;
+    let mut fleet = Box::pin(machines::Fleet::start(&sandbox)).await?;
+    let few = Box::pin(fleet.costs(machines::FEW)).await?;
+    let many = Box::pin(fleet.costs(machines::MANY)).await?;
+    println!(
+        "machines            {} machines: steady after {:.1} s, {:.1} MB, {:.2} % of a core, {:.2} calls per machine and minute",
+        machines::FEW,
+        few.steady,
+        few.memory,
+        few.cpu,
+        few.calls
+    );
+    report.add(Figure::MACHINES_STEADY, async || Ok(many.steady)).await?;
+    report.add(Figure::MACHINES_MEMORY, async || Ok(many.memory)).await?;
+    report.add(Figure::MACHINES_GROWTH, async || Ok(many.memory - few.memory)).await?;
+    report.add(Figure::MACHINES_CPU, async || Ok(many.cpu)).await?;
+    report.add(Figure::MACHINES_CALLS, async || Ok(many.calls)).await
 }
 
 /// Rolls a fleet of simulated Macs, which need root on Linux.
