@@ -21,6 +21,7 @@ pub mod clock;
 pub mod cluster_api;
 pub mod control_plane;
 pub mod disk;
+pub mod helm;
 pub mod kubeconfig;
 pub mod kubectl;
 pub mod mac;
