@@ -20,7 +20,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 test-older test-provider bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
+.PHONY: help demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ test-older: assets build ## Run agent and shim of different releases together; O
 test-provider: assets build ## Run the tests of the provider on real Cluster API; T=name for some
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
 	RUST_TEST_THREADS=2 $(CARGO) test --locked -p tart-kubelet-tests --test provider -- $(T)
+
+test-chart: assets build ## Run the tests of the Helm chart with real helm and Cluster API; T=name for some, UPDATE_GOLDEN=1 writes what it renders
+	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER) >/dev/null
+	RUST_TEST_THREADS=4 $(CARGO) test --locked -p tart-kubelet-tests --test chart -- $(T)
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure, or for all whose names begin so
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null

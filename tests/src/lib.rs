@@ -22,6 +22,7 @@ pub mod cluster_api;
 pub mod control_plane;
 pub mod disk;
 pub mod github;
+pub mod helm;
 pub mod kubeconfig;
 pub mod kubectl;
 pub mod mac;

@@ -1,0 +1,5 @@
+//! The Helm chart: rendered by real helm, taken by a real API server with real Cluster API, and the provider with the rights that it gives.
+
+mod install;
+mod render;
+mod values;

@@ -1,0 +1,165 @@
+//! What the chart renders, and what it refuses.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use tart_kubelet_tests::cluster_api::ClusterApi;
+use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::helm::{Helm, chart};
+use tart_kubelet_tests::programs;
+use tart_kubelet_tests::sandbox::Sandbox;
+
+use super::values::{REFUSED, TOGGLES, all};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/chart/golden").join(name)
+}
+
+/// Holds a text against its golden file; `UPDATE_GOLDEN=1` writes it.
+fn compare(name: &str, is: &str) -> Result<()> {
+    let path = golden(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, is)?;
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap_or_default();
+    ensure!(
+        is == wanted,
+        "{name} is not what the chart renders; look at it, then `make test-chart UPDATE_GOLDEN=1`:\n{is}"
+    );
+    Ok(())
+}
+
+/// What a toggle changes.
+fn difference(before: &str, after: &str) -> Result<String> {
+    let directory = Sandbox::shared()?.directory("difference")?;
+    let [old, new] = ["before", "after"].map(|name| directory.join(name));
+    std::fs::write(&old, before)?;
+    std::fs::write(&new, after)?;
+    let labels = ["-U", "3", "--label", "before", "--label", "after"];
+    let output =
+        Command::new("diff").args(labels).arg(&old).arg(&new).output().context("cannot start diff")?;
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+#[tokio::test]
+async fn the_chart_renders_what_its_golden_files_say() -> Result<()> {
+    let helm = Helm::new(&Sandbox::shared()?).await?;
+    let default = helm.template("tuist", &[]).await?;
+    compare("default.yaml", &default)?;
+    for (name, values) in TOGGLES {
+        let rendered = helm.template("tuist", values).await.with_context(|| (*name).to_owned())?;
+        let changed = difference(&default, &rendered)?;
+        ensure!(!changed.is_empty(), "{name} changes nothing");
+        compare(&format!("{name}.diff"), &changed)?;
+    }
+    let files = std::fs::read_dir(golden(""))?.count();
+    ensure!(files == TOGGLES.len() + 1, "a golden file belongs to no toggle");
+    Ok(())
+}
+
+#[tokio::test]
+async fn helm_finds_nothing_to_mend() -> Result<()> {
+    let chart = chart().display().to_string();
+    let helm = Helm::new(&Sandbox::shared()?).await?;
+    for (name, values) in all() {
+        let mut arguments = vec!["lint", "--strict", "--quiet", &chart];
+        values.iter().for_each(|value| arguments.extend(["--set-json", value]));
+        let said = helm.run(arguments).await.with_context(|| (*name).to_owned())?;
+        ensure!(said.trim().is_empty(), "{name}: {said}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn wrong_values_are_refused_in_words() -> Result<()> {
+    let helm = Helm::new(&Sandbox::shared()?).await?;
+    for (values, words) in REFUSED {
+        let Err(refused) = helm.template("tuist", values).await else {
+            anyhow::bail!("{values:?} was rendered");
+        };
+        let said = format!("{refused:#}");
+        ensure!(said.contains(words), "{values:?}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_workspace() -> Result<()> {
+    let text = std::fs::read_to_string(chart().join("Chart.yaml"))?;
+    let version = env!("CARGO_PKG_VERSION");
+    for line in [format!("\nversion: {version}\n"), format!("\nappVersion: \"{version}\"\n")] {
+        ensure!(text.contains(&line), "Chart.yaml does not say {line}");
+    }
+    Ok(())
+}
+
+/// The arguments of the provider's container.
+fn arguments(rendered: &str) -> Vec<String> {
+    let after = rendered.lines().skip_while(|line| line.trim() != "args:").skip(1);
+    let items = after.map_while(|line| line.trim_start().strip_prefix("- "));
+    items.map(|item| serde_json::from_str(item).unwrap_or_else(|_| item.to_owned())).collect()
+}
+
+#[tokio::test]
+async fn the_provider_knows_every_flag_that_the_chart_gives_it() -> Result<()> {
+    let helm = Helm::new(&Sandbox::shared()?).await?;
+    for (name, values) in TOGGLES {
+        let arguments = arguments(&helm.template("tuist", values).await?);
+        ensure!(arguments.first().is_some_and(|first| first == "manager"), "{name}: {arguments:?}");
+        // Flags are read before anything is done; then it lacks a kubeconfig.
+        let output = Command::new(programs::provider()?)
+            .args(&arguments)
+            .arg("--kubeconfig=/nonexistent/kubeconfig")
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(said.contains("/nonexistent/kubeconfig"), "{name}: {arguments:?}\n{said}");
+    }
+    Ok(())
+}
+
+/// Kinds of others, as far as an API server has to know them: it takes any content.
+const KINDS_OF_OTHERS: [(&str, &str, &str, &str); 4] = [
+    ("external-secrets.io", "v1", "ExternalSecret", "externalsecrets"),
+    ("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
+    ("monitoring.coreos.com", "v1", "PrometheusRule", "prometheusrules"),
+    ("monitoring.coreos.com", "v1", "ServiceMonitor", "servicemonitors"),
+];
+
+#[tokio::test]
+async fn the_api_server_takes_everything_that_is_rendered() -> Result<()> {
+    let control_plane = ControlPlane::shared().await?;
+    ClusterApi::shared().await?;
+    let kubectl = control_plane.kubectl();
+    let crds = chart().join("crds").display().to_string();
+    kubectl.run(["apply", "--server-side", "-f", &crds]).await?;
+    kubectl.run(["wait", "--for=condition=Established", "--timeout=60s", "-f", &crds]).await?;
+    for (group, version, kind, plural) in KINDS_OF_OTHERS {
+        let crd = serde_json::json!({
+            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{plural}.{group}") },
+            "spec": {
+                "group": group, "scope": "Namespaced", "names": { "kind": kind, "plural": plural },
+                "versions": [{
+                    "name": version, "served": true, "storage": true,
+                    "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+                }],
+            },
+        });
+        kubectl.apply(&crd.to_string()).await?;
+        let established = ["wait", "--for=condition=Established", "--timeout=60s"];
+        kubectl.run(established.into_iter().chain(["crd", &format!("{plural}.{group}")])).await?;
+    }
+    let namespace = control_plane.namespace("dry-run").await?;
+    let helm = Helm::new(control_plane.sandbox()).await?;
+    for (name, values) in all() {
+        let rendered = helm.template(&namespace, values).await?;
+        let objects = rendered.lines().filter(|line| line.starts_with("kind: ")).count();
+        // Strict: a field that no kind has is an error.
+        let arguments = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-"];
+        let said = kubectl.run_with_input(arguments, &rendered).await;
+        let said = said.with_context(|| (*name).to_owned())?;
+        ensure!(said.lines().count() == objects, "{name}: {objects} objects, but\n{said}");
+    }
+    Ok(())
+}
