@@ -75,10 +75,17 @@ impl FromStr for MacAddress {
 
 /// The address that is leased to a MAC address: of several, the one that is leased for longest. Unlike `tart ip`, this skips entries that
 /// cannot be read: a guest chooses the name in its entry, and must not hide the addresses of others.
-pub(crate) fn leased_to(path: &Path, mac: MacAddress, now: Timestamp) -> io::Result<Option<Ipv4Addr>> {
+///
+/// A lease that has expired counts until macOS has leased its address to another machine. It may have expired because the clock was set, or
+/// because the Mac slept, and its guest renews it only later.
+pub(crate) fn leased_to(path: &Path, mac: MacAddress) -> io::Result<Option<Ipv4Addr>> {
     let text = text(path)?;
-    let own = leases(&text, now).filter(|lease| lease.mac == Some(mac));
-    Ok(own.max_by_key(|lease| lease.until).map(|lease| lease.address))
+    let own = entries(&text).filter(|lease| lease.mac == Some(mac)).max_by_key(|lease| lease.until);
+    let is_taken = |own: &Lease| {
+        entries(&text)
+            .any(|other| other.address == own.address && other.mac != own.mac && other.until > own.until)
+    };
+    Ok(own.filter(|own| !is_taken(own)).map(|own| own.address))
 }
 
 fn text(path: &Path) -> io::Result<String> {
@@ -111,18 +118,21 @@ struct Lease {
     until: i64,
 }
 
-/// The leases that have not expired.
+/// The leases that have not expired. macOS leases an expired address again.
 fn leases(text: &str, now: Timestamp) -> impl Iterator<Item = Lease> {
-    text.split('}').filter_map(move |entry| {
+    entries(text).filter(move |lease| lease.until > now.as_second())
+}
+
+/// All leases that can be read.
+fn entries(text: &str) -> impl Iterator<Item = Lease> {
+    text.split('}').filter_map(|entry| {
         let field =
             |name: &str| entry.lines().find_map(|line| line.trim().strip_prefix(name)?.strip_prefix('='));
         let address = field("ip_address").and_then(|address| address.parse::<Ipv4Addr>().ok());
         let until = field("lease").and_then(|hex| i64::from_str_radix(hex.strip_prefix("0x")?, 16).ok());
         // The address follows its type; Ethernet is 1.
         let mac = field("hw_address").and_then(|hardware| hardware.strip_prefix("1,")?.parse().ok());
-        // macOS leases an expired address again.
-        let until = until.filter(|until| *until > now.as_second())?;
-        Some(Lease { address: address?, mac, until })
+        Some(Lease { address: address?, mac, until: until? })
     })
 }
 
@@ -203,11 +213,25 @@ mod tests {
         text.extend((entry("192.168.64.2", 2000) + &entry("192.168.64.3", 3000)).into_bytes());
         text.extend((entry("192.168.64.4", 1000) + "{\n\tname=truncated").into_bytes());
         fs::write(&path, text).unwrap();
-        assert_eq!(leased_to(&path, mac, now()).unwrap(), Some(Ipv4Addr::new(192, 168, 64, 3)));
-        assert_eq!(leased_to(&path, other, now()).unwrap(), None);
-        assert!(leased_to(Path::new("/nowhere"), mac, now()).is_err());
+        assert_eq!(leased_to(&path, mac).unwrap(), Some(Ipv4Addr::new(192, 168, 64, 3)));
+        assert_eq!(leased_to(&path, other).unwrap(), None);
+        assert!(leased_to(Path::new("/nowhere"), mac).is_err());
         for bad in ["", "e:0:2", "e:0:2:ab:c:d:e", "e:0:2:ab:c:100"] {
             assert!(bad.parse::<MacAddress>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn an_expired_lease_counts_until_another_machine_has_the_address() {
+        let dir = testing::dir();
+        let path = dir.path().join("dhcpd_leases");
+        let mac: MacAddress = "e:0:2:ab:c:d".parse().unwrap();
+        let others = |until| entry("192.168.64.2", until).replace("e:0:2:ab:c:d", "e:0:2:ab:c:e");
+        let own = Some(Ipv4Addr::new(192, 168, 64, 2));
+        for (others, expected) in [(String::new(), own), (others(500), own), (others(2000), None)] {
+            // The clock was set ahead since: the lease ended long ago.
+            fs::write(&path, others + &entry("192.168.64.2", 600)).unwrap();
+            assert_eq!(leased_to(&path, mac).unwrap(), expected);
         }
     }
 

@@ -75,7 +75,7 @@ impl Shim {
         let mut warned = false;
         loop {
             let mac = self.tart.mac_address(&self.spec.vm);
-            match mac.and_then(|mac| dhcp_leases::leased_to(path, mac, Timestamp::now())) {
+            match mac.and_then(|mac| dhcp_leases::leased_to(path, mac)) {
                 Ok(Some(address)) => return address.into(),
                 // There is no file before the first lease.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}

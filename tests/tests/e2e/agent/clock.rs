@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::clock::Clock;
-use tart_kubelet_tests::mac::Mac;
+use tart_kubelet_tests::mac::{Fault, Mac};
 
 use super::startup::exit_line;
 use crate::scene::{PodView as _, Scene, UNTIL_FINISHED, UP, renew_time};
@@ -46,6 +46,14 @@ async fn failed_pull_is_tried_again_when_the_clock_is_set_back() -> Result<()> {
     clock.set(-HOUR)?;
     scene.mac.add_image(absent, &serde_json::json!({}))?;
     scene.phase("pull", "Running").await.map(drop)
+}
+
+#[tokio::test]
+async fn vm_whose_lease_the_clock_has_left_behind_has_its_address() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("clock-lease").await?;
+    // As after a jump of the clock: the lease has expired before the shim looks for it.
+    scene.mac.set_fault(Fault::DhcpLeaseTime, "0s")?;
+    scene.pod("boots").sh("exit 0").create_until("Succeeded").await.map(drop)
 }
 
 #[tokio::test]
