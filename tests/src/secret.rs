@@ -37,6 +37,7 @@ pub async fn are_nowhere(mac: &MacHost, control_plane: &ControlPlane, secrets: &
             ensure!(line.is_none(), "{place} has {secret}: {}", line.unwrap_or_default());
         }
     }
+    ensure!(mac.path("/private/etc").is_dir(), "the Mac's files cannot be read");
     in_files(&mac.root(), &mac.root(), &secrets)
 }
 
@@ -79,15 +80,13 @@ async fn places(mac: &MacHost, control_plane: &ControlPlane) -> Result<Vec<(&'st
 
 /// All files of the Mac.
 fn in_files(root: &Path, directory: &Path, secrets: &[&String]) -> Result<()> {
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
-        // Files come and go.
+    // Files and directories come and go.
+    let Ok(entries) = std::fs::read_dir(directory) else { return Ok(()) };
+    for entry in entries {
+        let Ok(path) = entry.map(|entry| entry.path()) else { continue };
         let Ok(metadata) = path.symlink_metadata() else { continue };
         if metadata.is_dir() {
-            // A directory may go, too.
-            if path.exists() {
-                in_files(root, &path, secrets)?;
-            }
+            in_files(root, &path, secrets)?;
         } else if metadata.is_file() && metadata.len() <= LARGEST {
             let Ok(bytes) = std::fs::read(&path) else { continue };
             in_file(path.strip_prefix(root)?, &metadata, &bytes, secrets)?;

@@ -8,7 +8,6 @@ use anyhow::{Result, ensure};
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::wait::eventually;
 
-use super::running_vm::RunningVm;
 use super::scene::{BINARY, LABEL, PLIST, Scene};
 
 #[tokio::test]
@@ -50,7 +49,7 @@ fn tart_archive(scene: &Scene) -> Result<PathBuf> {
 }
 
 #[tokio::test]
-async fn tart_comes_from_an_archive_and_runs_vms() -> Result<()> {
+async fn tart_comes_from_an_archive_if_it_is_the_version_that_was_asked_for() -> Result<()> {
     let Some(scene) = Scene::new("fleet-tart").await? else { return Ok(()) };
     let archive = format!("--tart-archive={}", tart_archive(&scene)?.display());
     let wrong = scene.host("apply", scene.agent(), &[&archive, "--tart-version=2.0.0"]).await?.failed()?;
@@ -65,10 +64,9 @@ async fn tart_comes_from_an_archive_and_runs_vms() -> Result<()> {
     scene.until_ready().await?;
     let job = scene.mac.ssh(&format!("launchctl print system/{LABEL}")).await?.ok()?;
     ensure!(job.contains("--tart-binary=/usr/local/bin/tart"), "{job}");
-    let vm = RunningVm::start(&scene).await?;
     let again = scene.host("roll", scene.agent(), &flags).await?.ok()?;
     ensure!(again.contains("nothing to change"), "{again}");
-    vm.ends_with_its_own_code().await
+    Ok(())
 }
 
 #[tokio::test]

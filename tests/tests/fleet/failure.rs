@@ -187,3 +187,38 @@ async fn a_connection_that_is_cut_at_every_call_leaves_an_agent_and_the_next_rol
     scene.until_ready().await?;
     scene.keeps_its_secrets(&[]).await
 }
+
+/// The call in the middle of each step of a first bootstrap is the last one of a connection, too.
+#[tokio::test]
+async fn a_first_bootstrap_that_is_cut_in_every_step_is_finished_by_the_next_run() -> Result<()> {
+    let Some(scene) = Scene::new("fleet-first-cut").await? else { return Ok(()) };
+    let firewall = "/Library/LaunchDaemons/dev.tuist.tart-kubelet-firewall.plist";
+    let leases = "/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist";
+    for (step, call) in [
+        ("passwordless sudo", "visudo".to_owned()),
+        ("auto-login", "launchctl kickstart -k system/com.apple.loginwindow".to_owned()),
+        ("no sleep", "pmset -a sleep".to_owned()),
+        ("host name", "scutil --set ComputerName".to_owned()),
+        ("addresses for VMs", format!("defaults write {leases}")),
+        ("local network", "defaults write com.apple.network.local-network".to_owned()),
+        ("firewall of VMs", format!("launchctl bootstrap system {firewall}")),
+        ("agent's files", "install -d -o m1 -g staff -m 700 /var/lib/tart-kubelet".to_owned()),
+        ("agent's binary", "codesign".to_owned()),
+        ("agent", format!("launchctl bootstrap system {PLIST}")),
+    ] {
+        scene.mac.set_fault(Fault::CutAt, &call)?;
+        let failed = scene.host("apply", scene.agent(), &[]).await?.failed()?;
+        ensure!(
+            failed.contains(&format!("failed   {step}: ")) && failed.contains("was cut"),
+            "{call}: {failed}"
+        );
+        ensure!(
+            failed.contains("1 step failed") && failed.contains("run it again to go on"),
+            "{call}: {failed}"
+        );
+    }
+    scene.apply().await?;
+    let again = scene.host("apply", scene.agent(), &[]).await?.ok()?;
+    ensure!(again.contains("nothing to change"), "{again}");
+    scene.keeps_its_secrets(&[]).await
+}

@@ -22,7 +22,10 @@ impl VmFirewall {
         let found = firewall::differences(mac, &self.config).await?;
         let change = |firewall::Difference { words, contents }| {
             let change = Change::new("firewall of VMs", words, "in force");
-            contents.map_or(change.clone(), |(is, wanted)| change.with_lines(&is, &wanted))
+            match contents {
+                Some((is, wanted)) => change.with_lines(&is, &wanted),
+                None => change,
+            }
         };
         Ok(found.into_iter().map(change).collect())
     }
