@@ -87,6 +87,7 @@ async fn a_builder_is_known_at_github_and_in_its_tailnet_until_it_is_deleted() -
         })
         .await?;
     ensure!(waiting[0]["status"]["bootstrapAttempts"].is_null(), "{}", waiting[0]["status"]);
+    scene.stop_provider().await?;
     github.world().is_down = false;
     scene.start_provider(&flags).await?;
     let machine = name(&scene.ready(1).await?[0]);

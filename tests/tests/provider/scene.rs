@@ -232,14 +232,20 @@ impl Scene {
         self.kubectl().apply(&objects.to_string()).await.map(drop)
     }
 
-    /// Starts the provider with these flags beside those that all tests have. One that runs is told to end before, so that it gives up its Lease.
-    pub(crate) async fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
-        if let Some(before) = self.provider.take()
-            && before.exit_status()?.is_none()
+    /// Tells the provider to end, if it runs, so that it gives up its Lease.
+    pub(crate) async fn stop_provider(&mut self) -> Result<()> {
+        if let Some(provider) = self.provider.take()
+            && provider.exit_status()?.is_none()
         {
-            before.signal(Signal::SIGTERM)?;
-            before.wait_for_exit(DEADLINE).await?;
+            provider.signal(Signal::SIGTERM)?;
+            provider.wait_for_exit(DEADLINE).await?;
         }
+        Ok(())
+    }
+
+    /// Starts the provider, or starts it anew, with these flags beside those that all tests have.
+    pub(crate) async fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
+        self.stop_provider().await?;
         self.flags = flags.iter().map(ToString::to_string).collect();
         let mut command = self.control_plane.sandbox().command(programs::find("tart-provider")?);
         command.arg("manager").arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());
