@@ -18,7 +18,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
+.PHONY: help demo test test-1.35 test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ conformance: assets build ## Run Kubernetes' own suite for kubelets; FOCUS=regex
 control-plane: ## Build the whole control plane into the user's cache (8 minutes, once per machine)
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
+
+release: rust ## Build into dist/ what a release has and this machine can build, and say what was left out; AGENT=FILE for an agent built elsewhere
+	@AGENT='$(AGENT)' packaging/release/build
 
 lint: rust ## Check formatting, lints and the links of the code's documentation
 	$(CARGO) fmt --all --check
