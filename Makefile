@@ -98,6 +98,8 @@ assets:
 	@tests/control-plane/build $(CONTROL_PLANE)
 	@$(say) "sshd of the simulated Mac"
 	@tests/mac-sim/openssh || echo "the tests on a simulated Mac are skipped"
+	@$(say) "Prometheus"
+	@[ "$$(uname)" != Linux ] || tests/debian/unpack prometheus usr/bin/prometheus || echo "the tests with Prometheus are skipped"
 	@$(say) "a clock that tests move"
 	@[ "$$(uname)" != Linux ] || tests/debian/unpack libfaketime 'usr/lib/*/faketime/libfaketimeMT.so.1'
 
