@@ -20,7 +20,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak
+.PHONY: help demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ control-plane: ## Build the whole control plane into the user's cache (8 minutes
 	@tests/control-plane/build $(CONTROL_PLANE) >/dev/null
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER)
 
+release: rust ## Build into dist/ what a release has and this machine can build, and say what was left out; AGENT=FILE for an agent built elsewhere
+	@AGENT='$(AGENT)' packaging/release/build
+
 lint: rust ## Check formatting, lints and the links of the code's documentation
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
@@ -106,6 +109,8 @@ assets:
 	@tests/control-plane/build $(CONTROL_PLANE)
 	@$(say) "sshd of the simulated Mac"
 	@tests/mac-sim/openssh || echo "the tests on a simulated Mac are skipped"
+	@$(say) "Prometheus"
+	@[ "$$(uname)" != Linux ] || tests/debian/unpack prometheus usr/bin/prometheus || echo "the tests with Prometheus are skipped"
 	@$(say) "a clock that tests move"
 	@[ "$$(uname)" != Linux ] || tests/debian/unpack libfaketime 'usr/lib/*/faketime/libfaketimeMT.so.1'
 

@@ -226,10 +226,11 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let serving = agent.serve_api(listener, &host)?;
     let addresses = host.vms.address.clone();
     let serving = serving.rotate(agent.client.clone(), addresses);
+    let metrics = agent.metrics.clone();
     tokio::select! {
         result = agent.manage(host, (eviction, collector), (instance, pulse.clone())) => result?,
         // On a task of its own: the Node must not lose its identity because another part takes long.
-        Ok(lost) = tokio::spawn(identity.keep()) => return Err(lost.into()),
+        Ok(lost) = tokio::spawn(identity.keep(metrics)) => return Err(lost.into()),
         () = serving => {}
         () = health::watch_tart(tart, tart_health) => {}
         () = session => {}

@@ -209,7 +209,8 @@ impl RunningAgent {
         line.with_context(|| format!("no {name} in\n{page}"))?.parse().context("not a figure")
     }
 
-    fn metrics_address(&self) -> Result<String> {
+    /// Where it serves health and metrics, `host:port`.
+    pub fn metrics_address(&self) -> Result<String> {
         let log = self.log()?;
         let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let said = lines.filter(|line| line["message"] == "serving health and metrics");

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tart_kubelet_tests::programs;
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -122,6 +124,20 @@ fn the_index_has_every_page() -> Result<()> {
     for page in pages()? {
         let name = page.file_name().context("a name")?.to_string_lossy().into_owned();
         ensure!(name == "README.md" || index.contains(&format!("({name})")), "the index lacks {name}");
+    }
+    Ok(())
+}
+
+/// As docs/cli.md has them.
+#[test]
+fn exit_codes_are_as_documented() -> Result<()> {
+    for program in [programs::agent()?, programs::provider()?] {
+        for (arguments, code) in [(&["--version"][..], 0), (&["--help"], 0), (&["--no-such-flag"], 2)] {
+            let output = Command::new(&program).args(arguments).output()?;
+            assert_eq!(output.status.code(), Some(code), "{} {arguments:?}", program.display());
+            let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+            ensure!(complaint.is_empty() == (code == 0), "{arguments:?}: {complaint}");
+        }
     }
     Ok(())
 }

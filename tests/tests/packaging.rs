@@ -183,3 +183,73 @@ fn a_script_that_arrives_in_part_does_nothing() -> Result<()> {
     assert_eq!(host.bootpd(), "DHCPLeaseTimeSecs = 900;\n");
     Ok(())
 }
+
+/// What the image has is what the chart and the provider expect there.
+#[test]
+fn image_chart_and_provider_agree() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).with_context(|| path.to_owned());
+    let (image, deployment) =
+        (read("packaging/image/Containerfile")?, read("packaging/chart/templates/deployment.yaml")?);
+    let agent = "/opt/tart-kubelet/tart-kubelet-darwin-arm64";
+    ensure!(image.contains(&format!(" {agent}\n")), "the image has no agent at {agent}");
+    let help = Command::new(programs::provider()?).args(["manager", "--help"]).output()?;
+    let help = String::from_utf8_lossy(&help.stdout).into_owned();
+    ensure!(help.contains(&format!("[default: {agent}]")), "the provider does not look at {agent}:\n{help}");
+    for (image_says, chart_says) in
+        [("USER 65532:65532", "runAsUser: 65532"), ("USER 65532:65532", "runAsGroup: 65532")]
+    {
+        ensure!(image.contains(image_says) && deployment.contains(chart_says), "{image_says}: {chart_says}");
+    }
+    ensure!(
+        image.contains("FROM scratch") && deployment.contains("readOnlyRootFilesystem: true"),
+        "not minimal"
+    );
+    Ok(())
+}
+
+/// The release says what it leaves out, and its formula is filled in.
+#[test]
+fn a_release_is_built_from_an_agent_that_was_built_elsewhere() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
+    let copy = Sandbox::shared()?.directory("release")?;
+    let copied = Command::new("cp")
+        .arg("-R")
+        .args(["Cargo.toml", "LICENSE", "README.md", "packaging"].map(|name| root.join(name)))
+        .arg(&copy)
+        .status()?;
+    ensure!(copied.success(), "cannot copy the workspace");
+    // What is neither here nor everywhere: a cargo that only prints a bill, a rustc without other targets, no helm, no buildah.
+    std::fs::create_dir(copy.join("bin"))?;
+    programs::write(&copy.join("bin/cargo"), "#!/bin/sh\n[ \"$1\" = run ] && echo '{}'\n")?;
+    programs::write(&copy.join("bin/rustc"), "#!/bin/sh\necho /nonexistent\n")?;
+    programs::write(&copy.join("agent"), "#!/bin/sh\n")?;
+    let run = |agent: &str| {
+        Command::new("sh")
+            .arg(copy.join("packaging/release/build"))
+            .env("PATH", format!("{}:/usr/bin:/bin", copy.join("bin").display()))
+            .env("AGENT", agent)
+            .env_remove("MACOS_CARGO")
+            .output()
+            .map(Said::from)
+    };
+    let said = run(&copy.join("agent").display().to_string())?;
+    ensure!(said.code == Some(0), "{said:?}");
+    for words in
+        ["the provider for amd64: rustup target add x86_64-unknown-linux-musl", "the image: no provider"]
+    {
+        ensure!(said.words.contains(words), "it does not say `{words}`: {said:?}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let archive = format!("tart-kubelet-{version}-darwin-arm64.tar.gz");
+    let sums = std::fs::read_to_string(copy.join("dist/SHA256SUMS"))?;
+    let sum = sums.lines().find_map(|line| line.strip_suffix(&archive)).context("no checksum")?.trim();
+    let formula = std::fs::read_to_string(copy.join("dist/tart-kubelet.rb"))?;
+    ensure!(formula.contains(&format!("sha256 \"{sum}\"")) && !formula.contains('@'), "{formula}");
+    ensure!(formula.contains(&format!("/v{version}/{archive}\"")), "{formula}");
+
+    let said = run("")?;
+    ensure!(said.code == Some(0) && said.words.contains("cannot build for aarch64-apple-darwin"), "{said:?}");
+    ensure!(!copy.join("dist/tart-kubelet.rb").exists(), "a formula without an agent");
+    Ok(())
+}

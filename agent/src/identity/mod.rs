@@ -41,6 +41,7 @@ use self::kubeconfig_flaw::access_flaw;
 use self::store::{CertificateStore, StoreError};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
+use crate::metrics::Metrics;
 use crate::names::NodeName;
 
 /// The agent looks at the clock, at its files and at the API server's answers this often: a Mac that slept, or whose clock was set, still
@@ -178,8 +179,8 @@ impl Identity {
     }
 
     /// Keeps the credentials valid for as long as it is polled. An agent that loses them goes on: its VMs need it.
-    pub(crate) async fn keep(self) -> IdentityError {
-        match self.manager.run(&self.access).await {
+    pub(crate) async fn keep(self, metrics: Metrics) -> IdentityError {
+        match self.manager.run(&self.access, &metrics).await {
             Ok(never) => match never {},
             Err(error) => error,
         }
@@ -188,12 +189,13 @@ impl Identity {
 
 impl CredentialManager {
     /// The error is that of a client that cannot be made.
-    async fn run(mut self, access: &ApiAccess) -> Result<Infallible, IdentityError> {
+    async fn run(mut self, access: &ApiAccess, metrics: &Metrics) -> Result<Infallible, IdentityError> {
         let client = access
             .client(None)
             .map_err(|error| IdentityError::Credentials(self.sources.kubeconfig.clone(), Box::new(error)))?;
         loop {
             self.reload().await;
+            metrics.certificate_end(certificate_end(&self.sources.pki));
             let (now, can_bootstrap) = (Timestamp::now(), self.sources.bootstrap.is_some());
             match decide(&self.loaded.credentials, access.refused_for(), can_bootstrap, now) {
                 IdentityDecision::Use => sleep(LOOK_INTERVAL).await,

@@ -4,6 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
+use jiff::Timestamp;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
@@ -23,6 +24,9 @@ metrics! {
             "tart_kubelet_node_condition", "The Node's conditions as the agent says them";
         addresses: Family<Label, Gauge> = Family::default(),
             "tart_kubelet_dhcp_addresses", "Addresses that macOS has for VMs: those that can be lent, and all";
+        certificates: Family<Label, Gauge> = Family::default(),
+            "tart_kubelet_certificate_expiration_timestamp_seconds",
+            "When the certificate expires with which the agent is a client of the API server, if it is the agent's own";
     }
 }
 
@@ -70,6 +74,13 @@ impl Metrics {
         }
     }
 
+    /// When the agent's own client certificate expires; `None` if it has none.
+    pub(crate) fn certificate_end(&self, end: Option<Timestamp>) {
+        let family = &self.0.node.certificates;
+        let Some(end) = end else { return family.clear() };
+        family.get_or_create(&[("certificate", "client")]).set(end.as_second());
+    }
+
     /// Addresses for VMs; `None` where the agent does not know how many there are.
     pub(crate) fn dhcp_addresses(&self, addresses: Option<Availability>) {
         let family = &self.0.node.addresses;
@@ -97,6 +108,16 @@ mod tests {
                 "tart_kubelet_node_condition{condition=\"Ready\",status=\"True\"} 0",
             ],
         );
+    }
+
+    #[test]
+    fn a_certificate_that_is_gone_has_no_sample() {
+        let metrics = Metrics::new();
+        metrics.certificate_end(Some(Timestamp::constant(1_900_000_000, 0)));
+        let name = "tart_kubelet_certificate_expiration_timestamp_seconds";
+        assert_lines(&metrics, &[&format!("{name}{{certificate=\"client\"}} 1900000000")]);
+        metrics.certificate_end(None);
+        assert!(!metrics.text().contains(name), "{}", metrics.text());
     }
 
     #[test]

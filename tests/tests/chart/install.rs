@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use tart_kubelet_tests::cluster_api::ClusterApi;
 use tart_kubelet_tests::control_plane::ControlPlane;
@@ -79,6 +80,25 @@ impl Release {
         let read =
             self.kubectl.run(["get", "scalewayapplesiliconmachinetemplates", FLEET, "-o", "json"]).await?;
         Ok(serde_json::from_str::<Value>(&read)?["spec"]["template"]["spec"].clone())
+    }
+
+    /// A request for a serving certificate by the Node of a machine, with its name and address.
+    async fn ask_for_certificate(&self, machine: &str) -> Result<()> {
+        let mut params = rcgen::CertificateParams::new(vec![machine.to_owned(), "127.0.0.1".to_owned()])?;
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(rcgen::DnType::CommonName, format!("system:node:{machine}"));
+        let pem = params.serialize_request(&rcgen::KeyPair::generate()?)?.pem()?;
+        let request = json!({
+            "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": { "name": machine },
+            "spec": {
+                "request": BASE64_STANDARD.encode(pem), "signerName": "kubernetes.io/kubelet-serving",
+                "usages": ["digital signature", "server auth"],
+            },
+        });
+        let node = self.control_plane.node_kubeconfig(machine)?;
+        let as_node = self.control_plane.kubectl_as(&node);
+        as_node.run_with_input(["create", "-f", "-"], &request.to_string()).await.map(drop)
     }
 
     /// Starts the provider with the arguments of the chart's Deployment, as its account.
@@ -158,6 +178,18 @@ async fn an_upgrade_and_a_rollback_lose_no_machine_and_the_rights_suffice() -> R
     eventually("an attempt to bootstrap", DEADLINE, async || {
         let events = release.kubectl.run(["get", "events.events.k8s.io"]).await?;
         ensure!(events.contains("BootstrapFailed"), "{events}\n{}", provider.last_lines());
+        Ok(())
+    })
+    .await?;
+
+    // The Node of a machine asks for a certificate of its kubelet API, and gets it.
+    let machines = release.get("scalewayapplesiliconmachines").await?;
+    let machine = machines[0]["metadata"]["name"].as_str().context("a name")?.to_owned();
+    release.ask_for_certificate(&machine).await?;
+    eventually("an approved certificate", DEADLINE, async || {
+        let said =
+            release.kubectl.run(["get", "csr", &machine, "-o", "jsonpath={.status.conditions}"]).await?;
+        ensure!(said.contains("MachineMatches"), "{said}\n{}", provider.last_lines());
         Ok(())
     })
     .await?;
