@@ -23,6 +23,7 @@ pub mod control_plane;
 pub mod disk;
 pub mod kubeconfig;
 pub mod kubectl;
+pub mod kubelet;
 pub mod mac;
 pub mod mac_host;
 pub mod process;

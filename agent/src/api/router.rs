@@ -14,6 +14,8 @@ use crate::error_chain::chain;
 use crate::metrics;
 use crate::names::PodUid;
 
+/// The most bytes of a request's head. A command is in its URL.
+pub(super) const MAX_HEAD: usize = 128 << 10;
 /// No request of this API has a body, but some clients send an empty object.
 const MAX_BODY: u64 = 64 << 10;
 
@@ -25,6 +27,13 @@ pub(super) async fn answer(
     context: &Context,
     admit: impl FnOnce() -> bool,
 ) -> Response<Body> {
+    // hyper looks at its own limit only between two reads, each of which may be as long as the limit.
+    if head_size(&request) > MAX_HEAD {
+        return response::text(
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "the head of the request is too long",
+        );
+    }
     let (method, path) = (request.method(), request.uri().path());
     // Every path needs rights, also one that leads nowhere.
     if let Err(error) = auth.check(certificates, (method, path, request.headers())).await {
@@ -63,6 +72,12 @@ pub(super) async fn answer(
         Route::Run(container) => run::handle(request, &container, context).await,
         Route::PortForward(pod) => port_forward::handle(request, &pod, context).await,
     }
+}
+
+fn head_size<B>(request: &Request<B>) -> usize {
+    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
+    let headers = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len());
+    target + headers.sum::<usize>()
 }
 
 /// As the kubelet: one word while all is well.

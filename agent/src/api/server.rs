@@ -24,7 +24,7 @@ use tracing::{debug, info, warn};
 use super::auth::{AskForCertificate, Auth, ClientCa};
 use super::connections::{Connection, Connections, Counted};
 use super::context::Context;
-use super::router;
+use super::router::{self, MAX_HEAD};
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
 
@@ -32,8 +32,6 @@ use crate::identity::ApiAccess;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The limit of a request's head, and of a connection without a request. Scrapers that come every 15 s keep theirs.
 const HEAD: Duration = Duration::from_secs(30);
-/// The most bytes of a request's head. A command is in its URL.
-const MAX_HEAD: usize = 128 << 10;
 /// A client that has vanished is noticed after about two minutes.
 const KEEP_ALIVE: Duration = Duration::from_mins(1);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
