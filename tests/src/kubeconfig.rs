@@ -18,6 +18,8 @@ pub enum Credentials {
     Certificate(Pair),
     /// By a bearer token.
     Token(String),
+    /// Not at all.
+    Absent,
 }
 
 /// Writes a kubeconfig for one user of one cluster, complete in one file.
@@ -30,6 +32,7 @@ pub fn write(path: &Path, server: &str, authority: &str, credentials: &Credentia
             BASE64_STANDARD.encode(&pair.key),
         ),
         Credentials::Token(token) => format!("token: {token}"),
+        Credentials::Absent => "{}".to_owned(),
     };
     let kubeconfig = format!(
         "\

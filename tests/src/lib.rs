@@ -25,6 +25,7 @@ pub mod github;
 pub mod helm;
 pub mod kubeconfig;
 pub mod kubectl;
+pub mod kubelet;
 pub mod mac;
 pub mod mac_host;
 pub mod process;

@@ -74,14 +74,17 @@ impl LogReader {
         let mut buffer = vec![0; CHUNK];
         loop {
             let length = cursor.fill(&mut buffer)?;
-            if let Some(newline) = buffer[..length].iter().rposition(|byte| *byte == b'\n') {
+            if let Some(newline) = memchr::memrchr(b'\n', &buffer[..length]) {
                 let mut output = Vec::with_capacity(newline);
                 cursor.offset += newline as u64 + 1;
-                for line in buffer[..newline].split(|byte| *byte == b'\n') {
-                    if let ControlFlow::Break(()) = self.selection.take(line, &mut output) {
+                let mut start = 0;
+                // The last newline of the buffer is the end of its last line.
+                for end in memchr::memchr_iter(b'\n', &buffer[..=newline]) {
+                    if let ControlFlow::Break(()) = self.selection.take(&buffer[start..end], &mut output) {
                         self.is_over = true;
                         break;
                     }
+                    start = end + 1;
                 }
                 if output.is_empty() && !self.is_over {
                     continue;

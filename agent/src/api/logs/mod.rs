@@ -2,6 +2,7 @@
 
 mod container_start;
 
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
@@ -50,7 +51,7 @@ enum LogError {
     #[error("cannot read the Pod's state")]
     State(#[from] FileError),
     #[error("cannot read the log")]
-    Read(#[source] std::io::Error),
+    Read(#[source] io::Error),
     #[error("the disk does not answer")]
     Late,
 }
@@ -101,10 +102,10 @@ async fn open(query: &str, target: &ContainerPath, context: &Context) -> Result<
     let opened = spawn_blocking(move || {
         let (log, start) = container.log(&dir, query.previous)?;
         let reader = LogReader::open(&log, &query, Timestamp::now()).map_err(LogError::Read)?;
-        Ok(OpenLog { reader, start, follow: query.follow })
+        Ok(LogSource { reader, start, follow: query.follow })
     });
     match timeout(OPEN_LIMIT, opened).await {
-        Ok(Ok(opened)) => opened,
+        Ok(Ok(opened)) => opened.map(LogSource::read_ahead),
         Ok(Err(_)) | Err(_) => Err(LogError::Late),
     }
 }
@@ -197,31 +198,50 @@ impl WatchedStart {
     }
 }
 
-/// A log that is being sent.
+/// A log that is being sent. Its next part is read while the client gets the one before.
 #[derive(Debug)]
-struct OpenLog {
+struct OpenLog(JoinHandle<ReadPart>);
+
+/// Where the parts come from.
+#[derive(Debug)]
+struct LogSource {
     reader: LogReader,
     start: WatchedStart,
     follow: bool,
 }
 
+#[derive(Debug)]
+struct ReadPart {
+    chunk: io::Result<LogChunk>,
+    /// Whether nothing is written any more after this.
+    is_last: bool,
+    source: LogSource,
+}
+
+impl LogSource {
+    fn read_ahead(mut self) -> OpenLog {
+        OpenLog(spawn_blocking(move || {
+            // Before the last read: all that the container has written is there when it has ended.
+            let is_last = !self.follow || self.start.is_over();
+            ReadPart { chunk: self.reader.read(), is_last, source: self }
+        }))
+    }
+}
+
 impl OpenLog {
     /// The next part of the answer. The client's pace is the pace at which this is called.
-    async fn next(mut self) -> Option<(std::io::Result<Frame<Bytes>>, Self)> {
+    async fn next(mut self) -> Option<(io::Result<Frame<Bytes>>, Self)> {
         loop {
-            let read = spawn_blocking(move || {
-                // Before the last read: all that the container has written is there when it has ended.
-                let is_last = !self.follow || self.start.is_over();
-                (self.reader.read(), is_last, self)
-            });
-            let (chunk, is_last, log) = read.await.ok()?;
-            self = log;
+            let ReadPart { chunk, is_last, source } = self.0.await.ok()?;
             match chunk {
-                Ok(LogChunk::Content(content)) => return Some((Ok(Frame::data(content.into())), self)),
+                Ok(LogChunk::Content(content)) => {
+                    return Some((Ok(Frame::data(content.into())), source.read_ahead()));
+                }
                 Ok(LogChunk::CaughtUp) if !is_last => sleep(INTERVAL).await,
                 Ok(LogChunk::CaughtUp | LogChunk::Over) => return None,
-                Err(error) => return Some((Err(error), self)),
+                Err(error) => return Some((Err(error), source.read_ahead())),
             }
+            self = source.read_ahead();
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 28] = [
         Self::BINARY_SIZE,
         Self::RSS_AT_REST,
         Self::TRAFFIC_AT_REST,
@@ -34,6 +34,12 @@ impl Figure {
         Self::PSS_WITH_TWO_VMS,
         Self::RESTART_TO_ADOPTED,
         Self::RSS_WITH_50_STREAMS,
+        Self::EXEC_ROUND_TRIP,
+        Self::LOG_COPY,
+        Self::RSS_WITH_LOG,
+        Self::PORT_FORWARD_COPY,
+        Self::PORT_FORWARD_SPOILT,
+        Self::RESTART_TO_EXEC,
         Self::IMAGE_CHECK,
         Self::WARM_START_READ,
         Self::ROLLOUT_PEAK,
@@ -117,6 +123,42 @@ impl Figure {
         what: "agent's resident memory, 25 `logs -f` and 25 `exec` open",
         unit: "MB",
         budget: 32.0,
+    };
+    pub(crate) const EXEC_ROUND_TRIP: Self = Self {
+        name: "exec-round-trip",
+        what: "`exec` from the client's first byte to its exit code, less the guest's own time",
+        unit: "ms",
+        budget: 20.0,
+    };
+    pub(crate) const LOG_COPY: Self = Self {
+        name: "log-copy",
+        what: "log of 1 GB to a client, in times that a plain TCP connection takes",
+        unit: "",
+        budget: 2.0,
+    };
+    pub(crate) const RSS_WITH_LOG: Self = Self {
+        name: "rss-with-log",
+        what: "agent's highest resident memory while it sends logs of 1 GB",
+        unit: "MB",
+        budget: 32.0,
+    };
+    pub(crate) const PORT_FORWARD_COPY: Self = Self {
+        name: "port-forward-copy",
+        what: "1 GB through one forwarded connection, in times that a plain TCP connection takes",
+        unit: "",
+        budget: 2.0,
+    };
+    pub(crate) const PORT_FORWARD_SPOILT: Self = Self {
+        name: "port-forward-bulk",
+        what: "gigabytes spoilt of two: one through `kubectl port-forward` by WebSockets, one by SPDY",
+        unit: "GB",
+        budget: 0.0,
+    };
+    pub(crate) const RESTART_TO_EXEC: Self = Self {
+        name: "restart-to-exec",
+        what: "start of a killed agent -> it has run a command for a client",
+        unit: "ms",
+        budget: 2000.0,
     };
     pub(crate) const IMAGE_CHECK: Self = Self {
         name: "image-check",

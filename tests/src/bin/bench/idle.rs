@@ -23,6 +23,8 @@ const SETTLE: Duration = Duration::from_secs(15);
 
 /// What an agent costs is measured for as long as it takes until it has written its whole status once.
 const REST: Duration = Duration::from_mins(5);
+/// How often memory that changes is looked at.
+const LOOK: Duration = Duration::from_millis(50);
 const RESTARTS: usize = 5;
 const NEIGHBOURS: usize = 300;
 const NEIGHBOURS_VARIABLES: usize = 40;
@@ -45,9 +47,28 @@ pub(crate) fn start_neighbours(sandbox: &Sandbox) -> Result<test_process::Proces
 }
 
 /// Resident memory of an agent in MB when its latest work is done.
-#[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
 pub(crate) async fn resident_memory(agent: &RunningAgent) -> Result<f64> {
     sleep(SETTLE).await;
+    memory_now(agent)
+}
+
+/// The highest resident memory of an agent in MB until some work is done, and what the work results in.
+pub(crate) async fn highest_memory<T>(
+    agent: &RunningAgent,
+    work: impl Future<Output = Result<T>>,
+) -> Result<(f64, T)> {
+    let mut highest = memory_now(agent)?;
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return Ok((highest, done?)),
+            () = sleep(LOOK) => highest = highest.max(memory_now(agent)?),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "no process has 2^52 bytes")]
+fn memory_now(agent: &RunningAgent) -> Result<f64> {
     let memory = look(agent, ProcessRefreshKind::nothing().with_memory(), Process::memory)?;
     Ok(memory as f64 / 1e6)
 }

@@ -6,21 +6,32 @@ mod images;
 mod machines;
 mod pods;
 mod rollout;
+mod spdy;
 mod streams;
+mod transfer;
 
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use tart_kubelet_tests::agent::Agent;
+use tart_kubelet_tests::agent::{Agent, RunningAgent};
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::kubelet::KubeletClient;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::sandbox::Sandbox;
 
 use figure::{Figure, Report};
 
 const NODE: &str = "bench-mac";
-/// Streams of the kubelet API that are open at once.
-const STREAMS: usize = 50;
+/// The figures of the kubelet API.
+const STREAMS: [Figure; 7] = [
+    Figure::RSS_WITH_50_STREAMS,
+    Figure::EXEC_ROUND_TRIP,
+    Figure::LOG_COPY,
+    Figure::RSS_WITH_LOG,
+    Figure::PORT_FORWARD_COPY,
+    Figure::PORT_FORWARD_SPOILT,
+    Figure::RESTART_TO_EXEC,
+];
 
 fn main() -> ExitCode {
     let only = std::env::args().nth(1);
@@ -91,17 +102,8 @@ async fn bench(only: Option<&str>) -> Result<bool> {
         #[cfg(not(target_os = "linux"))]
         report.leave_out(Figure::WARM_START_READ, "only Linux counts what a process reads")?;
     }
-    if report.wants(&[Figure::RSS_WITH_50_STREAMS]) {
-        let kubelet = Box::pin(streams::KubeletClient::new(&control_plane, &agent)).await?;
-        let pod = Box::pin(stage.streamed()).await?;
-        let mut open = Vec::new();
-        for _ in 0..STREAMS / 2 {
-            open.push(kubelet.follow_log(stage.namespace(), pod).await?);
-            open.push(kubelet.exec(stage.namespace(), pod).await?);
-        }
-        report.add(Figure::RSS_WITH_50_STREAMS, async || idle::resident_memory(&agent).await).await?;
-        drop(open);
-        Box::pin(stage.delete(pod)).await?;
+    if report.wants(&STREAMS) {
+        Box::pin(streams(&mut report, &control_plane, &stage, &mut agent)).await?;
     }
     if report.wants(&[Figure::PSS_WITH_TWO_VMS, Figure::RESTART_TO_ADOPTED]) {
         let pods = stage.two().await?;
@@ -134,6 +136,40 @@ async fn machines(report: &mut Report) -> Result<()> {
     report.add(Figure::MACHINES_GROWTH, async || Ok(many.memory - few.memory)).await?;
     report.add(Figure::MACHINES_CPU, async || Ok(many.cpu)).await?;
     report.add(Figure::MACHINES_CALLS, async || Ok(many.calls)).await
+}
+
+/// Streams to one Pod.
+async fn streams(
+    report: &mut Report,
+    control_plane: &ControlPlane,
+    stage: &pods::Stage,
+    agent: &mut RunningAgent,
+) -> Result<()> {
+    control_plane.approve_serving_certificate(NODE, agent).await?;
+    let kubelet = KubeletClient::new(control_plane, NODE).await?;
+    let pod = stage.streamed().await?;
+    if report.wants(&[Figure::RSS_WITH_50_STREAMS]) {
+        let open = streams::open(&kubelet, &pod).await?;
+        report.add(Figure::RSS_WITH_50_STREAMS, async || idle::resident_memory(agent).await).await?;
+        drop(open);
+    }
+    let round_trip = async || streams::exec_round_trip(&kubelet, agent.agent().mac(), &pod).await;
+    report.add(Figure::EXEC_ROUND_TRIP, round_trip).await?;
+    if report.wants(&[Figure::LOG_COPY, Figure::RSS_WITH_LOG]) {
+        let logs = agent.agent().state_dir().join("logs").join(&pod.uid).join("main");
+        transfer::write_log(&logs)?;
+        let (memory, ratio) = idle::highest_memory(agent, transfer::log_ratio(&kubelet, &pod)).await?;
+        transfer::remove_log(&logs)?;
+        report.add(Figure::LOG_COPY, async || Ok(ratio)).await?;
+        report.add(Figure::RSS_WITH_LOG, async || Ok(memory)).await?;
+    }
+    let copy = async || transfer::port_forward_ratio(&kubelet, &pod).await;
+    report.add(Figure::PORT_FORWARD_COPY, copy).await?;
+    let spoilt = async || transfer::spoilt_by_kubectl(control_plane, &pod).await;
+    report.add(Figure::PORT_FORWARD_SPOILT, spoilt).await?;
+    let restart = async || streams::restart_to_exec(agent, control_plane, &pod).await;
+    report.add(Figure::RESTART_TO_EXEC, restart).await?;
+    stage.delete(&pod.name).await
 }
 
 /// Rolls a fleet of simulated Macs, which need root on Linux.

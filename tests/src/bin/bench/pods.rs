@@ -33,6 +33,28 @@ pub(crate) struct Stage {
     mac: Mac,
 }
 
+/// A Pod that runs, for streams to it.
+pub(crate) struct Streamed {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) vm: String,
+    /// The guest's.
+    pub(crate) address: String,
+}
+
+impl Streamed {
+    /// The Pod in a path of the kubelet API.
+    pub(crate) fn pod(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Its container in a path of the kubelet API.
+    pub(crate) fn container(&self) -> String {
+        format!("{}/main", self.pod())
+    }
+}
+
 impl Stage {
     /// A ready Node with a warm image.
     pub(crate) async fn set(control_plane: &ControlPlane, mac: &Mac) -> Result<Self> {
@@ -54,11 +76,19 @@ impl Stage {
     }
 
     /// A Pod with a command that lasts, for streams to it.
-    pub(crate) async fn streamed(&self) -> Result<&'static str> {
+    pub(crate) async fn streamed(&self) -> Result<Streamed> {
         const NAME: &str = "streamed";
-        self.bind_running(NAME, &json!({"command": ["/bin/sleep", "1000"]})).await?;
+        self.bind_running(NAME, &json!({"command": ["/bin/sleep", "10000"]})).await?;
         self.running(NAME).await?;
-        Ok(NAME)
+        let pod = self.pods.get(NAME).await?;
+        let uid = pod.metadata.uid.context("no UID")?;
+        Ok(Streamed {
+            namespace: self.pods.namespace().unwrap_or_default().to_owned(),
+            name: NAME.to_owned(),
+            vm: format!("tk-{uid}-0"),
+            address: pod.status.and_then(|status| status.pod_ip).context("no address")?,
+            uid,
+        })
     }
 
     /// Starts a Pod of an image, and waits for what it measures when its VM runs.
@@ -74,11 +104,6 @@ impl Stage {
         self.running(name).await?;
         self.delete(name).await?;
         Ok(seen)
-    }
-
-    /// The namespace of its Pods.
-    pub(crate) fn namespace(&self) -> &str {
-        self.pods.namespace().unwrap_or_default()
     }
 
     /// Milliseconds from the binding of a Pod to the start of its `tart run`.

@@ -1,114 +1,93 @@
-//! What open streams of the kubelet API cost.
+//! What the streams of the kubelet API cost, and how fast they are. Clients speak to the agent itself, as the API server does.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::Node;
-use kube::api::ListParams;
-use kube::{Api, ResourceExt};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use anyhow::{Context, Result, ensure};
 use tart_kubelet_tests::agent::RunningAgent;
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::kubelet::{KubeletClient, WebSocket};
+use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::wait::eventually;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::NODE;
+use super::figure::median;
+use super::pods::Streamed;
 
 const DEADLINE: Duration = Duration::from_mins(1);
+/// Streams that are open at once.
+const OPEN: usize = 50;
+const ROUNDS: usize = 25;
+const RESTARTS: usize = 5;
+const PROTOCOL: &str = "v5.channel.k8s.io";
 
-/// A client of the agent's kubelet API, with the API server's certificate.
-pub(crate) struct KubeletClient {
-    port: u16,
-    tls: TlsConnector,
+/// Streams that stay open until they are dropped.
+pub(crate) struct OpenStreams {
+    _logs: Vec<TlsStream<TcpStream>>,
+    _commands: Vec<WebSocket>,
 }
 
-/// A stream that stays open until it is dropped.
-pub(crate) struct OpenStream(#[expect(dead_code, reason = "held")] TlsStream<TcpStream>);
-
-impl KubeletClient {
-    /// Approves the agent's serving certificate, and waits until it serves with it.
-    pub(crate) async fn new(control_plane: &ControlPlane, agent: &RunningAgent) -> Result<Self> {
-        let client = control_plane.client().await?;
-        let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
-        let user = format!("system:node:{NODE}");
-        let request = eventually("a request for a serving certificate", DEADLINE, async || {
-            let all = requests.list(&ListParams::default()).await?;
-            let is_ours = |one: &&CertificateSigningRequest| {
-                one.spec.username.as_deref() == Some(&user)
-                    && one.spec.signer_name == "kubernetes.io/kubelet-serving"
-            };
-            all.iter().find(is_ours).map(ResourceExt::name_any).context("there is none")
-        })
-        .await?;
-        control_plane.kubectl().run(["certificate", "approve", &request]).await?;
-        eventually("a certificate of the cluster", DEADLINE, async || {
-            let log = agent.log()?;
-            ensure!(log.contains("the kubelet API has a certificate of the cluster"), "{log}");
-            Ok(())
-        })
-        .await?;
-        let nodes: Api<Node> = Api::all(client);
-        let status = nodes.get(NODE).await?.status.context("no status")?;
-        let endpoint = status.daemon_endpoints.and_then(|all| all.kubelet_endpoint).context("no endpoint")?;
-        Ok(Self { port: endpoint.port.try_into()?, tls: connector(control_plane)? })
+/// Opens as many streams as the budget of memory is for: half of them follow a log, half of them run a command.
+pub(crate) async fn open(kubelet: &KubeletClient, pod: &Streamed) -> Result<OpenStreams> {
+    let (mut logs, mut commands) = (Vec::new(), Vec::new());
+    for _ in 0..OPEN / 2 {
+        logs.push(kubelet.get(&format!("/containerLogs/{}?follow=true", pod.container())).await?);
+        let path = format!("/exec/{}?command=sleep&command=1000&input=1&output=1", pod.container());
+        commands.push(kubelet.web_socket(&path, PROTOCOL).await?);
     }
-
-    /// Follows the log of a container.
-    pub(crate) async fn follow_log(&self, namespace: &str, pod: &str) -> Result<OpenStream> {
-        let path = format!("/containerLogs/{namespace}/{pod}/main?follow=true");
-        self.open(&format!("GET {path} HTTP/1.1\r\nHost: node\r\n\r\n"), "HTTP/1.1 200").await
-    }
-
-    /// Runs a command that lasts in a container, over a `WebSocket`.
-    pub(crate) async fn exec(&self, namespace: &str, pod: &str) -> Result<OpenStream> {
-        let path = format!("/exec/{namespace}/{pod}/main?command=sleep&command=1000&input=1&output=1");
-        let head = format!(
-            "GET {path} HTTP/1.1\r\nHost: node\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\
-             Sec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
-        );
-        self.open(&head, "HTTP/1.1 101").await
-    }
-
-    async fn open(&self, request: &str, expected: &str) -> Result<OpenStream> {
-        let open = async {
-            let tcp = TcpStream::connect(("127.0.0.1", self.port)).await?;
-            let name = ServerName::try_from("127.0.0.1")?;
-            let mut stream = self.tls.connect(name, tcp).await?;
-            stream.write_all(request.as_bytes()).await?;
-            let mut head = Vec::new();
-            while !head.windows(4).any(|window| window == b"\r\n\r\n") {
-                match stream.read_u8().await {
-                    Ok(byte) => head.push(byte),
-                    Err(error) => bail!("{error} after {}", String::from_utf8_lossy(&head)),
-                }
-            }
-            let head = String::from_utf8_lossy(&head);
-            ensure!(head.starts_with(expected), "{head}");
-            Ok(OpenStream(stream))
-        };
-        timeout(DEADLINE, open).await.context("the kubelet API does not answer")?
-    }
+    Ok(OpenStreams { _logs: logs, _commands: commands })
 }
 
-fn connector(control_plane: &ControlPlane) -> Result<TlsConnector> {
-    let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes());
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate(&control_plane.authority().pair().certificate)?)?;
-    let pair = control_plane.kubelet_client();
-    let key = PrivateKeyDer::from_pem_slice(pair.key.as_bytes())?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(vec![certificate(&pair.certificate)?], key)?;
-    Ok(Arc::new(config).into())
+/// Milliseconds from a client's first byte to the end of a command that does nothing, less what the guest takes for it.
+pub(crate) async fn exec_round_trip(kubelet: &KubeletClient, mac: &Mac, pod: &Streamed) -> Result<f64> {
+    let (mut commands, mut tarts, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        commands.push(timed(exec(kubelet, pod)).await?);
+        // A tart that asks the guest agent for the same, less what any tart takes to start.
+        tarts.push(timed(async { mac.tart(["exec", &pod.vm, "/usr/bin/true"]).await.map(drop) }).await?);
+        starts.push(timed(async { mac.tart(["--version"]).await.map(drop) }).await?);
+    }
+    let guest = (median(tarts) - median(starts)).max(0.0);
+    Ok(median(commands) - guest)
+}
+
+/// Milliseconds from the start of an agent that was killed until it runs a command for a client.
+pub(crate) async fn restart_to_exec(
+    agent: &mut RunningAgent,
+    control_plane: &ControlPlane,
+    pod: &Streamed,
+) -> Result<f64> {
+    let mut times = Vec::new();
+    for _ in 0..RESTARTS {
+        agent.kill9()?;
+        let begun = Instant::now();
+        *agent = agent.agent().start()?;
+        eventually("an answer of the next agent", DEADLINE, async || {
+            // The port is another one, and the Node publishes it.
+            exec(&KubeletClient::new(control_plane, NODE).await?, pod).await
+        })
+        .await?;
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(median(times))
+}
+
+/// Runs a command that does nothing, to its end.
+async fn exec(kubelet: &KubeletClient, pod: &Streamed) -> Result<()> {
+    let path = format!("/exec/{}?command=/usr/bin/true&output=1", pod.container());
+    let mut socket = kubelet.web_socket(&path, PROTOCOL).await?;
+    let mut last = Vec::new();
+    while let Some(message) = socket.next().await? {
+        last = message.to_vec();
+    }
+    let end = String::from_utf8_lossy(last.get(1..).context("no status")?);
+    ensure!(end.contains("\"Success\""), "{end}");
+    Ok(())
+}
+
+async fn timed(act: impl Future<Output = Result<()>>) -> Result<f64> {
+    let begun = Instant::now();
+    act.await?;
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
 }

@@ -1,5 +1,7 @@
 //! The agent dies while clients use its streams: Pods do not notice, and the next agent serves new requests.
 
+use std::path::Path;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
@@ -10,7 +12,7 @@ use tokio::time::timeout;
 
 use super::kubectl::{TRANSPORTS, Transport, pipes};
 use super::port_forward::{Forward, echo};
-use crate::scene::{DEADLINE, PodView as _, Scene};
+use crate::scene::{DEADLINE, PodView as _, SLEEP, Scene};
 
 /// Says that it is up, then answers each line of its standard input.
 const ANSWERS: &str = "echo up; while read -r line; do echo \"got $line\"; done";
@@ -42,6 +44,44 @@ async fn echoed(forward: &Forward) -> Result<TcpStream> {
     stream.write_all(b"x").await?;
     timeout(DEADLINE, stream.read_exact(&mut [0])).await.context("no echo")??;
     Ok(stream)
+}
+
+#[tokio::test]
+async fn a_copy_ends_with_the_agent_and_the_next_agent_serves_another_one() -> Result<()> {
+    let (scene, mut agent) = Scene::with_api("cp-restart").await?;
+    let pod = scene.pod("one").command(SLEEP).create_until("Running").await?;
+    let before = (pod.vm()?, pod.main().restart_count());
+    let directory = tempfile::tempdir_in(scene.control_plane.sandbox().path())?;
+    // It is far longer than what is copied before the agent dies, and takes no room.
+    let make = "cd /private/tmp; truncate -s 8G long; echo short >short";
+    let done = Transport::Spdy.run(&scene, &["exec", "one", "--", "sh", "-c", make], Vec::new()).await?;
+    ensure!(done.code == Some(0), "{done:?}");
+    for transport in TRANSPORTS {
+        let (long, short) = (directory.path().join("long"), directory.path().join("short"));
+        let copy = |name: &str, to: &Path| {
+            [String::from("cp"), format!("one:/private/tmp/{name}"), to.display().to_string()]
+        };
+        let mut cut = transport.start(&scene, &copy("long", &long))?;
+        wait::eventually("a copy under way", DEADLINE, async || {
+            ensure!(long.metadata()?.len() > 0, "nothing is copied yet");
+            Ok(())
+        })
+        .await?;
+        agent = agent.restart()?;
+        let status = timeout(DEADLINE, cut.wait()).await.context("cp does not end")??;
+        ensure!(!status.success(), "{transport:?}: half a file counts as copied");
+        wait::eventually("a copy by the next agent", DEADLINE, async || {
+            let done = transport.run(&scene, &copy("short", &short), Vec::new()).await?;
+            ensure!(done.code == Some(0) && std::fs::read(&short)? == b"short\n", "{done:?}");
+            Ok(())
+        })
+        .await?;
+        std::fs::remove_file(&long)?;
+        std::fs::remove_file(&short)?;
+    }
+    let pod = scene.pods.get("one").await?;
+    assert_eq!((pod.vm()?, pod.main().restart_count()), before, "the Pod has noticed");
+    Ok(())
 }
 
 #[tokio::test]

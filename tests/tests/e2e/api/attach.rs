@@ -47,20 +47,32 @@ impl Client {
     }
 }
 
-#[tokio::test]
-async fn kubectl_attach_joins_the_command_also_after_a_restart_of_the_agent() -> Result<()> {
-    let (scene, mut agent) = Scene::with_api("attach").await?;
+/// Several clients at once share the command of the Pod `one`.
+async fn clients_share_the_command(scene: &Scene) -> Result<()> {
     scene.pod("one").sh(ANSWERS).container(json!({"stdin": true})).create_until("Running").await?;
     for transport in TRANSPORTS {
-        let mut first = Client::attach(transport, &scene, "one")?;
+        let mut first = Client::attach(transport, scene, "one")?;
         first.talk("first").await?;
-        let mut second = Client::attach(transport, &scene, "one")?;
+        let mut second = Client::attach(transport, scene, "one")?;
         second.talk("second").await?;
         first.hear("got second").await?;
         first.child.kill().await?;
         // Its standard input stays open for others.
         second.talk("third").await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn kubectl_attach_works_on_a_node_that_declares_no_web_sockets() -> Result<()> {
+    let (scene, _agent) = Scene::without_declared_features("attach-spdy").await?;
+    clients_share_the_command(&scene).await
+}
+
+#[tokio::test]
+async fn kubectl_attach_joins_the_command_also_after_a_restart_of_the_agent() -> Result<()> {
+    let (scene, mut agent) = Scene::with_api("attach").await?;
+    clients_share_the_command(&scene).await?;
     agent.kill9()?;
     agent = agent.restart()?;
     scene.node_ready(&agent).await?;
@@ -79,4 +91,29 @@ async fn a_standard_input_for_once_ends_with_its_client() -> Result<()> {
     client.talk("hello").await?;
     drop(client);
     scene.phase("once", "Succeeded").await.map(drop)
+}
+
+#[tokio::test]
+async fn kubectl_attach_has_the_terminal_that_the_pod_asked_for() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("attach-tty").await?;
+    for (transport, name) in TRANSPORTS.into_iter().zip(["first", "second"]) {
+        let script =
+            "until [ \"$(stty size)\" = '33 101' ]; do sleep 0.1; done; read -r word; echo \"got $word\"";
+        let terminal = json!({"stdin": true, "tty": true});
+        scene.pod(name).sh(script).container(terminal).create_until("Running").await?;
+        let mut child = transport.start_on_terminal(&scene, (33, 101), &["attach", "-it", name])?;
+        let (mut stdin, stdout, _stderr) = pipes(&mut child)?;
+        stdin.write_all(b"hello\n").await?;
+        let (mut lines, mut said) = (BufReader::new(stdout).lines(), Vec::new());
+        loop {
+            let line = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
+            let line = line.with_context(|| format!("{transport:?}: kubectl has ended: {said:?}"))?;
+            if line.trim() == "got hello" {
+                break;
+            }
+            said.push(line);
+        }
+        scene.phase(name, "Succeeded").await?;
+    }
+    Ok(())
 }

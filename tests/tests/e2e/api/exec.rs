@@ -2,8 +2,9 @@
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
+use tart_kubelet_tests::mac::Fault;
 use tart_kubelet_tests::wait;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::time::timeout;
 
 use super::kubectl::{TRANSPORTS, Transport, pipes};
@@ -69,13 +70,11 @@ async fn kubectl_exec_has_streams_exit_codes_and_the_containers_environment() ->
 }
 
 #[tokio::test]
-async fn kubectl_exec_works_on_a_node_that_declares_no_web_sockets() -> Result<()> {
-    let mut scene = Scene::new("exec-spdy").await?;
-    scene.agent = scene.agent.clone().flag("--feature-gates", "ExtendWebSocketsToKubelet=false");
-    let agent = scene.start(&scene.agent).await?;
-    scene.approve_serving_certificate(&agent).await?;
+async fn kubectl_exec_and_cp_work_on_a_node_that_declares_no_web_sockets() -> Result<()> {
+    let (scene, _agent) = Scene::without_declared_features("exec-spdy").await?;
     assert!(!declares_web_sockets(&scene.nodes.get(&scene.node).await?));
-    Box::pin(commands_have_streams_exit_codes_and_the_containers_environment(&scene)).await
+    Box::pin(commands_have_streams_exit_codes_and_the_containers_environment(&scene)).await?;
+    copies_both_ways(&scene).await
 }
 
 #[tokio::test]
@@ -109,14 +108,19 @@ async fn kubectl_exec_carries_a_hundred_megabytes_both_ways() -> Result<()> {
 async fn kubectl_cp_copies_both_ways() -> Result<()> {
     let (scene, _agent) = Scene::with_api("cp").await?;
     scene.pod("one").command(SLEEP).create_until("Running").await?;
+    copies_both_ways(&scene).await
+}
+
+/// Copies a file to the Pod `one`, and back.
+async fn copies_both_ways(scene: &Scene) -> Result<()> {
     let directory = tempfile::tempdir_in(scene.control_plane.sandbox().path())?;
     let at = |name: &str| directory.path().join(name).display().to_string();
     let bytes = noise(3 << 20);
     for transport in TRANSPORTS {
         std::fs::write(at("there"), &bytes)?;
-        let there = transport.run(&scene, &["cp", &at("there"), "one:/private/tmp/copy"], Vec::new()).await?;
+        let there = transport.run(scene, &["cp", &at("there"), "one:/private/tmp/copy"], Vec::new()).await?;
         ensure!(there.code == Some(0), "{there:?}");
-        let back = transport.run(&scene, &["cp", "one:/private/tmp/copy", &at("back")], Vec::new()).await?;
+        let back = transport.run(scene, &["cp", "one:/private/tmp/copy", &at("back")], Vec::new()).await?;
         ensure!(back.code == Some(0), "{back:?}");
         ensure!(std::fs::read(at("back"))? == bytes, "{transport:?}");
         std::fs::remove_file(at("back"))?;
@@ -142,6 +146,29 @@ async fn a_command_is_killed_when_its_client_vanishes() -> Result<()> {
             Ok(())
         })
         .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn streams_of_a_vm_that_dies_end_in_words() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("vm-dies").await?;
+    for transport in TRANSPORTS {
+        scene.pod("one").command(SLEEP).create_until("Running").await?;
+        let script = "echo up; sleep 1000";
+        let mut exec = transport.start(&scene, &["exec", "one", "--", "sh", "-c", script])?;
+        let (_stdin, stdout, mut stderr) = pipes(&mut exec)?;
+        let mut lines = BufReader::new(stdout).lines();
+        let first = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
+        assert_eq!(first.as_deref(), Some("up"));
+        scene.mac.set_fault(Fault::GuestPanic, "")?;
+        let status = timeout(DEADLINE, exec.wait()).await.context("kubectl does not end")??;
+        let mut words = String::new();
+        stderr.read_to_string(&mut words).await?;
+        ensure!(!status.success() && !words.is_empty(), "{transport:?}: {status} {words}");
+        scene.phase("one", "Failed").await?;
+        scene.mac.clear_fault(Fault::GuestPanic)?;
+        scene.delete("one").await?;
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ mod kube_client;
 mod kubectl;
 mod limits;
 mod logs;
+mod node_direct;
 mod port_forward;
 mod serving_certificate;
 mod top;

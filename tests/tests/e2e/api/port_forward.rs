@@ -1,13 +1,20 @@
 //! `kubectl port-forward` through the API server, over `WebSockets` and over SPDY.
 
 use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Lines};
+use sha2::{Digest as _, Sha256};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader, Lines,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
 use super::kubectl::{TRANSPORTS, Transport, pipes};
 use crate::scene::{DEADLINE, SLEEP, Scene};
+
+/// How much one connection carries there and back. `make bench` has a gigabyte.
+const BULK: usize = 200_000_000;
+const PIECE: usize = 64 << 10;
 
 /// Sends back what each connection sends, and its end.
 pub(super) async fn echo(listener: TcpListener) {
@@ -53,8 +60,18 @@ impl Forward {
 
 #[tokio::test]
 async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_one() -> Result<()> {
-    const CONNECTIONS: u8 = 50;
     let (scene, _agent) = Scene::with_api("forward").await?;
+    many_connections_are_carried_and_a_refused_one_is_told(&scene).await
+}
+
+#[tokio::test]
+async fn kubectl_port_forward_works_on_a_node_that_declares_no_web_sockets() -> Result<()> {
+    let (scene, _agent) = Scene::without_declared_features("forward-spdy").await?;
+    many_connections_are_carried_and_a_refused_one_is_told(&scene).await
+}
+
+async fn many_connections_are_carried_and_a_refused_one_is_told(scene: &Scene) -> Result<()> {
+    const CONNECTIONS: u8 = 50;
     let pod = scene.pod("one").command(SLEEP).create_until("Running").await?;
     let address = pod.status.and_then(|status| status.pod_ip).context("no address")?;
     // Simulated guests share the machine's network: what listens at the guest's address is in the guest.
@@ -63,7 +80,7 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
     let closed = TcpListener::bind((address.as_str(), 0)).await?.local_addr()?.port();
     tokio::spawn(echo(listener));
     for transport in TRANSPORTS {
-        let mut forward = Forward::start(transport, &scene, "one", &[port, closed]).await?;
+        let mut forward = Forward::start(transport, scene, "one", &[port, closed]).await?;
         let open = forward.local[0];
         let talk = |number: u8| async move {
             let sent = vec![number; 200_000];
@@ -104,6 +121,62 @@ async fn kubectl_port_forward_carries_many_connections_and_tells_of_a_refused_on
         }
         // kubectl of 1.36 ends after an error; an older one goes on.
         let _ = forward.child.kill().await;
+    }
+    Ok(())
+}
+
+/// Bytes of all values, which begin anew at every start.
+struct Noise(fastrand::Rng);
+
+impl Noise {
+    fn new() -> Self {
+        Self(fastrand::Rng::with_seed(18))
+    }
+
+    /// Sends so many of them, and returns their hash.
+    async fn send(&mut self, mut left: usize, to: &mut (impl AsyncWrite + Unpin)) -> Result<[u8; 32]> {
+        let (mut piece, mut hash) = (vec![0; PIECE], Sha256::new());
+        while left > 0 {
+            let length = left.min(PIECE);
+            self.0.fill(&mut piece[..length]);
+            hash.update(&piece[..length]);
+            to.write_all(&piece[..length]).await?;
+            left -= length;
+        }
+        to.shutdown().await?;
+        Ok(hash.finalize().into())
+    }
+}
+
+/// The hash of all that arrives.
+async fn receive(from: &mut (impl AsyncRead + Unpin)) -> Result<(usize, [u8; 32])> {
+    let (mut piece, mut hash, mut length) = (vec![0; PIECE], Sha256::new(), 0);
+    loop {
+        let count = from.read(&mut piece).await?;
+        if count == 0 {
+            return Ok((length, hash.finalize().into()));
+        }
+        hash.update(&piece[..count]);
+        length += count;
+    }
+}
+
+#[tokio::test]
+async fn kubectl_port_forward_carries_much_through_one_connection() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("forward-bulk").await?;
+    let pod = scene.pod("one").command(SLEEP).create_until("Running").await?;
+    let address = pod.status.and_then(|status| status.pod_ip).context("no address")?;
+    let listener = TcpListener::bind((address.as_str(), 0)).await?;
+    let port = listener.local_addr()?.port();
+    tokio::spawn(echo(listener));
+    for transport in TRANSPORTS {
+        let forward = Forward::start(transport, &scene, "one", &[port]).await?;
+        let mut stream = TcpStream::connect(("127.0.0.1", forward.local[0])).await?;
+        let (mut from, mut to) = stream.split();
+        let mut noise = Noise::new();
+        let both = async { tokio::try_join!(noise.send(BULK, &mut to), receive(&mut from)) };
+        let (sent, (length, received)) = timeout(DEADLINE, both).await.context("it does not end")??;
+        ensure!(length == BULK && sent == received, "{transport:?}: {length} bytes, or others, came back");
     }
     Ok(())
 }

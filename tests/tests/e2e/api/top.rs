@@ -67,12 +67,20 @@ async fn metrics_server(scene: &Scene, address: IpAddr) -> Result<Process> {
     Ok(server)
 }
 
+/// When the figures that `kubectl top` shows were measured.
+async fn measured_at(scene: &Scene) -> Result<jiff::Timestamp> {
+    let path = format!("/apis/metrics.k8s.io/v1beta1/namespaces/{}/pods/busy", scene.namespace());
+    let metrics: serde_json::Value =
+        serde_json::from_str(&scene.kubectl.run(["get", "--raw", &path]).await?)?;
+    Ok(metrics["timestamp"].as_str().context("no time")?.parse()?)
+}
+
 #[tokio::test]
-async fn kubectl_top_shows_what_a_vm_uses() -> Result<()> {
+async fn kubectl_top_shows_what_a_vm_uses_also_after_a_restart_of_the_agent() -> Result<()> {
     let Some(address) = outer_address()? else {
         return skip::say("this machine has no address that a Service could have");
     };
-    let (scene, _agent) = Scene::with_api("top").await?;
+    let (scene, agent) = Scene::with_api("top").await?;
     scene.pod("busy").sh("while :; do :; done").create_until("Running").await?;
     let shown = async {
         let server = metrics_server(&scene, address).await?;
@@ -83,16 +91,28 @@ async fn kubectl_top_shows_what_a_vm_uses() -> Result<()> {
         .await
         .with_context(|| server.last_lines())?;
         let node = scene.kubectl.run(["top", "node", &scene.node, "--no-headers"]).await?;
-        Ok::<_, anyhow::Error>((pod, node))
+        let _agent = agent.restart()?;
+        let restarted = jiff::Timestamp::now();
+        wait::eventually("figures of the next agent", DEADLINE, async || {
+            let measured = measured_at(&scene).await?;
+            ensure!(measured > restarted, "they are of {measured}, and the agent died before {restarted}");
+            Ok(())
+        })
+        .await
+        .with_context(|| server.last_lines())?;
+        let again = scene.kubectl.run(["top", "pod", "busy", "--no-headers"]).await?;
+        Ok::<_, anyhow::Error>((pod, node, again))
     }
     .await;
     // The cluster is that of other tests, too.
     scene.kubectl.run(["delete", "apiservice", "v1beta1.metrics.k8s.io", "--ignore-not-found"]).await?;
-    let (pod, node) = shown?;
-    // `busy   998m   3Mi`
-    let columns: Vec<&str> = pod.split_whitespace().collect();
-    let cores = columns.get(1).and_then(|column| column.strip_suffix('m')?.parse::<u32>().ok());
-    ensure!(cores > Some(0) && columns.get(2).is_some_and(|column| column.ends_with("Mi")), "{pod}");
+    let (pod, node, again) = shown?;
+    for line in [pod, again] {
+        // `busy   998m   3Mi`
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let cores = columns.get(1).and_then(|column| column.strip_suffix('m')?.parse::<u32>().ok());
+        ensure!(cores > Some(0) && columns.get(2).is_some_and(|column| column.ends_with("Mi")), "{line}");
+    }
     ensure!(node.contains('%'), "{node}");
     Ok(())
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::kubelet::KubeletClient;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::sandbox::Sandbox;
 use tart_kubelet_tests::wait;
@@ -186,4 +187,27 @@ async fn expired_certificate_is_replaced_by_bootstrap() -> Result<()> {
     })
     .await?;
     running.process().ensure_running()
+}
+
+#[tokio::test]
+async fn serving_certificate_is_rotated_while_the_kubelet_api_is_served() -> Result<()> {
+    let sandbox = Sandbox::shared()?;
+    let lifetime = Duration::from_mins(1);
+    let control_plane = ControlPlane::builder().cluster_signing_duration(lifetime).start(&sandbox).await?;
+    let (mac, node) = (Mac::new(&sandbox)?, "mac-serves");
+    let agent = Agent::new(&mac, node, &control_plane.node_kubeconfig(node)?)?.flag("--node-ip", "127.0.0.1");
+    let running = agent.start()?;
+    let first = control_plane.serving_request(node, &[]).await?;
+    control_plane.approve_serving_certificate(node, &running).await?;
+    let ends = end_of(&std::fs::read(agent.state_dir().join("pki/server-current.pem"))?)?;
+    let second = control_plane.serving_request(node, &[&first]).await?;
+    control_plane.kubectl().run(["certificate", "approve", &second]).await?;
+    // The client takes no certificate that has expired.
+    wait::eventually("an answer after the first certificate's end", DEADLINE, async || {
+        KubeletClient::new(&control_plane, node).await?.get("/healthz").await?;
+        ensure!(Timestamp::now() > ends, "the first certificate is good until {ends}");
+        Ok(())
+    })
+    .await
+    .with_context(|| running.log().unwrap_or_default())
 }

@@ -19,6 +19,15 @@ impl Scene {
         Ok((scene, agent))
     }
 
+    /// The same with an agent that does not declare that it takes `WebSockets`, as one of before 1.36.
+    pub(crate) async fn without_declared_features(name: &str) -> Result<(Self, RunningAgent)> {
+        let mut scene = Self::new(name).await?;
+        scene.agent = scene.agent.clone().flag("--feature-gates", "ExtendWebSocketsToKubelet=false");
+        let agent = scene.start(&scene.agent).await?;
+        scene.approve_serving_certificate(&agent).await?;
+        Ok((scene, agent))
+    }
+
     /// Approves the agent's request for a serving certificate, and waits until the agent serves with it.
     pub(crate) async fn approve_serving_certificate(&self, agent: &RunningAgent) -> Result<()> {
         self.control_plane.approve_serving_certificate(&self.node, agent).await
