@@ -26,7 +26,7 @@ pub(super) async fn handle(
 ) -> Response<Body> {
     let wanted = match CommandQuery::parse(request.uri()) {
         Ok(query) => query.wanted,
-        Err(words) => return response::text(StatusCode::BAD_REQUEST, words),
+        Err(words) => return response::refusal(StatusCode::BAD_REQUEST, words),
     };
     let container = match RunningContainer::find(target, context).await {
         Ok(container) => container,
@@ -35,14 +35,14 @@ pub(super) async fn handle(
     if container.only_boots() {
         let words =
             "the container has no command to attach to: its VM only boots; use kubectl exec, or kubectl logs";
-        return response::text(StatusCode::BAD_REQUEST, words);
+        return response::refusal(StatusCode::BAD_REQUEST, words);
     }
     let socket = container.run.attach_socket_path();
     let command = match AttachedCommand::open(&socket, &target.container, wanted.stdin).await {
         Ok(command) => command,
         Err(error @ (AttachError::Unreachable(_) | AttachError::Late | AttachError::Refused(_))) => {
             let words = format!("unable to attach to container {:?}: {}", target.container, chain(&error));
-            return response::text(StatusCode::INTERNAL_SERVER_ERROR, words);
+            return response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words);
         }
     };
     let (upgrade, answer) = match upgrade::accept(&mut request, PROTOCOLS) {

@@ -35,10 +35,10 @@ pub(super) async fn handle(
 ) -> Response<Body> {
     let CommandQuery { wanted, command } = match CommandQuery::parse(request.uri()) {
         Ok(query) => query,
-        Err(words) => return response::text(StatusCode::BAD_REQUEST, words),
+        Err(words) => return response::refusal(StatusCode::BAD_REQUEST, words),
     };
     if command.is_empty() {
-        return response::text(StatusCode::BAD_REQUEST, "you must specify a command");
+        return response::refusal(StatusCode::BAD_REQUEST, "you must specify a command");
     }
     let container = match RunningContainer::find(target, context).await {
         Ok(container) => container,

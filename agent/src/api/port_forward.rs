@@ -59,7 +59,7 @@ pub(super) async fn handle(
     let ports = match (protocol, ports) {
         (_, Ok(ports)) => ports,
         (Protocol::WebSocket(protocol), Err(words)) if ForwardedPorts::needs_ports(protocol) => {
-            return response::text(StatusCode::BAD_REQUEST, words);
+            return response::refusal(StatusCode::BAD_REQUEST, words);
         }
         (_, Err(_)) => Vec::new(),
     };
@@ -85,7 +85,7 @@ async fn find(path: &PodPath, context: &Context) -> Result<Target, Response<Body
             "unable to forward port because pod is not running: {} has no address yet, or no more",
             path.name
         );
-        response::text(StatusCode::INTERNAL_SERVER_ERROR, words)
+        response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words)
     })?;
     Ok(Target { pod: path.name.clone(), uid: uid.to_string(), address })
 }

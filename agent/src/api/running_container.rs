@@ -50,7 +50,7 @@ pub(super) fn find_pod(
     path: &PodPath,
     context: &Context,
 ) -> Result<(PodUid, std::sync::Arc<Pod>), Response<Body>> {
-    path.find(&context.pods).ok_or_else(|| response::text(StatusCode::NOT_FOUND, "pod does not exist"))
+    path.find(&context.pods).ok_or_else(|| response::refusal(StatusCode::NOT_FOUND, "pod does not exist"))
 }
 
 /// The Pod's VM that may run, with what is known of it.
@@ -61,8 +61,8 @@ pub(super) async fn find_vm(
     let state = context.state.clone();
     let found = spawn_blocking(move || read(&state, uid)).await;
     let found =
-        found.map_err(|error| response::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    found.map_err(|error| response::text(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
+        found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
 }
 
 fn read(
@@ -82,11 +82,11 @@ impl RunningContainer {
         let (uid, pod) = find_pod(&path.pod, context)?;
         let name = &path.container;
         if ephemeral::is_ephemeral(&pod, name) {
-            return Err(response::text(StatusCode::BAD_REQUEST, ephemeral::refusal(name)));
+            return Err(response::refusal(StatusCode::BAD_REQUEST, ephemeral::refusal(name)));
         }
         let not_found = || {
             // The kubelet's words and code.
-            response::text(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({name:?})"))
+            response::refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({name:?})"))
         };
         let (run, view, last) = find_vm(uid, context).await?.ok_or_else(not_found)?;
         let vm = view.spec.as_ref().map(|spec| spec.vm.clone()).ok_or_else(not_found)?;

@@ -72,7 +72,7 @@ pub(super) fn accept(
 }
 
 fn refused(refusal: Refusal) -> Response<Body> {
-    let mut answer = response::text(refusal.status, refusal.message);
+    let mut answer = response::refusal(refusal.status, refusal.message);
     for protocol in refusal.accepted {
         answer.headers_mut().append(ACCEPTED_PROTOCOLS, HeaderValue::from_static(protocol));
     }
