@@ -17,7 +17,6 @@ const WITHOUT_TEST: &[(Fault, &str)] = &[
     (Fault::NestedUnsupported, "the agent runs no VM with --nested"),
     (Fault::SoftnetMissing, "the agent runs no VM with --net-softnet"),
     (Fault::SoftnetDies, "the agent runs no VM with --net-softnet"),
-    (Fault::DhcpLeaseTime, "tests of the agent write the file of leases, with the times in it"),
     (Fault::ArpGarbage, "the agent does not call `tart ip`"),
     (Fault::AgentConnectTimeout, "the agent does not call `tart exec`"),
     (Fault::RestoreFails, "the agent suspends no VM"),
