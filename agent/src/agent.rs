@@ -223,9 +223,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<(), AgentError> {
     let host = Arc::new(agent.host(starts)?);
     let eviction = agent.eviction(&host, signals);
     let collector = agent.vm_collector(&host);
-    let serving = agent.serve_api(listener, &host)?;
     let addresses = host.vms.address.clone();
-    let serving = serving.rotate(agent.client.clone(), addresses);
+    let serving = agent.serve_api(listener, &host)?.rotate(agent.client.clone(), addresses);
     let metrics = agent.metrics.clone();
     tokio::select! {
         result = agent.manage(host, (eviction, collector), (instance, pulse.clone())) => result?,

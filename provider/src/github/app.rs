@@ -33,7 +33,10 @@ pub(crate) struct App {
 
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("id", &self.id).field("installation", &self.installation).finish()
+        f.debug_struct("App")
+            .field("id", &self.id)
+            .field("installation", &self.installation)
+            .finish_non_exhaustive()
     }
 }
 

@@ -57,15 +57,8 @@ impl Printer {
     /// Shows which step runs, where a person looks on at one Mac.
     pub(crate) fn start(&self, name: &str) {
         if self.has_live_line {
-            self.draw(&format!("  …        {name}"));
+            draw(&format!("  …        {name}"));
         }
-    }
-
-    /// Draws over the last line.
-    fn draw(&self, text: &str) {
-        let mut out = std::io::stdout().lock();
-        let _ = write!(out, "{ERASE_LINE}{text}");
-        let _ = out.flush();
     }
 
     /// Shows how far the copy of each file has come: as a bar that moves where a person looks on at one Mac, else by a line for each quarter.
@@ -80,7 +73,7 @@ impl Printer {
                 return;
             }
             if printer.has_live_line {
-                printer.draw(&text);
+                draw(&text);
             } else {
                 printer.line(&text);
             }
@@ -96,6 +89,13 @@ impl Printer {
         }
         self.line(&outcome_lines(name, outcome));
     }
+}
+
+/// Draws over the last line.
+fn draw(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = write!(out, "{ERASE_LINE}{text}");
+    let _ = out.flush();
 }
 
 /// How a step went, and what it changed.

@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use http_body_util::Full;
 use hyper::service::service_fn;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 
@@ -161,14 +161,17 @@ async fn only_the_beginning_of_a_large_answer_is_read() {
 async fn each_missing_answer_has_the_kubelets_words() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
+    // It refuses connections, and keeps its port from other programs of this machine.
+    let unheard = TcpSocket::new_v4().unwrap();
+    unheard.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed_port = unheard.local_addr().unwrap().port();
     let words = |result: Result<HttpAnswer, HttpError>| result.unwrap_err().to_string();
     let silent = words(get(port, "/x").send(LOCAL, Purpose::Probe, Duration::from_millis(50)).await);
     let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
     assert_eq!(silent, format!("Get \"http://127.0.0.1:{port}/x\": {late}"));
-    drop(listener);
-    let closed = words(get(port, "/x").send(LOCAL, Purpose::Probe, LIMIT).await);
-    let refused = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-    assert_eq!(closed, format!("Get \"http://127.0.0.1:{port}/x\": {refused}"));
+    let closed = words(get(closed_port, "/x").send(LOCAL, Purpose::Probe, LIMIT).await);
+    let refused = format!("dial tcp 127.0.0.1:{closed_port}: connect: connection refused");
+    assert_eq!(closed, format!("Get \"http://127.0.0.1:{closed_port}/x\": {refused}"));
     let bad = HttpGet { headers: vec![("A".into(), "b\nc".into())], ..get(port, "/") };
     assert!(words(bad.send(LOCAL, Purpose::Probe, LIMIT).await).contains("invalid header field value"));
 }

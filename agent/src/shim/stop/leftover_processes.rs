@@ -30,7 +30,7 @@ impl Shim {
         match gone(&self.vm_run, LIMIT).await {
             Ok(true) => {}
             Ok(false) => {
-                warn!(vm = %self.spec.vm, "processes of the VM do not end; leaving them to the agent")
+                warn!(vm = %self.spec.vm, "processes of the VM do not end; leaving them to the agent");
             }
             Err(error) => {
                 warn!(vm = %self.spec.vm, error = chain(&error), "cannot see whether processes of the VM are left");
