@@ -225,11 +225,12 @@ impl Fleet {
         }
     }
 
-    /// A machine uses its host as soon as it is ready.
+    /// A machine uses its host as soon as it is ready, unless the machine is being deleted: then nothing is installed on the host any more,
+    /// also after the host was wiped.
     fn note_uses(&mut self) {
         let records = self.scene.cluster.with(|records| records.clone());
         for MachineRecord { machine, host, .. } in records {
-            let Some(host) = host else { continue };
+            let Some(host) = host.filter(|_| !self.deleting.contains(&machine.name)) else { continue };
             let (status, installs) = self.scene.server(&host, |server| (server.status, server.installs));
             if status == Status::Ready {
                 self.last_use.insert(host, (machine.name, installs));
