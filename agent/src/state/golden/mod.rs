@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::tart_home_owner::Owner;
+use super::tart_home::owner::Owner;
 use super::*;
 use crate::identity::Cluster;
 use crate::names::PodName;

@@ -80,7 +80,7 @@ pub(crate) enum TartHomeError {
 /// The content of tart-kubelet.json.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Owner {
+pub(in crate::state) enum Owner {
     /// Written by an agent that has no identity yet, or by an older one.
     Node(String),
     Member {

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{FileError, StateDir, VmRun};
 use crate::fs::file;
 use crate::names::VmName;
+use crate::state::{FileError, StateDir, VmRun};
 use crate::tart::Tart;
 
 /// Why a state directory cannot be used with a tart home.
