@@ -1,17 +1,41 @@
 //! Helpers of unit tests.
 
+use std::fs;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use http::{Method, Request, Response};
 use jiff::Timestamp;
 use kube::Client;
 use kube::client::Body;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, mpsc};
 
 /// Whether programs may be started. A child holds the locks of this process from its fork to its exec.
 static PROGRAMS: RwLock<()> = RwLock::const_new(());
+
+/// Files as each release has written them, one folder a release.
+const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/state/golden");
+
+/// Fails unless every release's file of this name is this value, and this release writes it so. `UPDATE_GOLDEN` writes it.
+pub(crate) fn is_read_and_written<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(
+    name: &str,
+    value: &T,
+) {
+    let path = Path::new(GOLDEN).join(env!("CARGO_PKG_VERSION")).join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, serde_json::to_string_pretty(value).unwrap() + "\n").unwrap();
+    }
+    let written: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!(json!(value), written, "{name} has another format now");
+    let releases = fs::read_dir(GOLDEN).unwrap().map(|entry| entry.unwrap().path());
+    for file in releases.map(|release| release.join(name)).filter(|file| file.exists()) {
+        let read: T = serde_json::from_str(&fs::read_to_string(&file).unwrap()).expect(name);
+        assert_eq!(&read, value, "{}", file.display());
+    }
+}
 
 /// A temporary directory in the sandbox of the test run.
 pub(crate) fn dir() -> tempfile::TempDir {

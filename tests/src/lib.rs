@@ -16,15 +16,10 @@
 
 pub mod actions_runner;
 pub mod agent;
-pub mod certificates;
 pub mod clock;
-pub mod cluster_api;
-pub mod control_plane;
+pub mod cluster;
 pub mod disk;
 pub mod github;
-pub mod helm;
-pub mod kubeconfig;
-pub mod kubectl;
 pub mod kubelet;
 pub mod mac;
 pub mod mac_host;
@@ -35,5 +30,6 @@ pub mod sandbox;
 pub mod secret;
 pub mod skip;
 pub mod status_webhook;
-pub mod tls;
 pub mod wait;
+
+pub use cluster::{certificates, cluster_api, control_plane, helm, kubeconfig, kubectl, tls};

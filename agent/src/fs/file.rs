@@ -102,15 +102,34 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileEr
     }
 }
 
-/// Whether a file exists that cannot be read as a `T`: it is spoilt, or another release has written it.
-pub(crate) fn is_spoilt<T: DeserializeOwned>(path: &Path) -> Result<bool, FileError> {
+/// What is at the path of a state file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileCondition {
+    Absent,
+    Readable,
+    /// A power cut or a bad disk has spoilt it.
+    Spoilt,
+    /// It is JSON of another format: another release has written it.
+    OtherFormat,
+}
+
+impl FileCondition {
+    /// Whether there is a file that this release cannot read.
+    pub(crate) fn is_unreadable(self) -> bool {
+        matches!(self, Self::Spoilt | Self::OtherFormat)
+    }
+}
+
+/// Whether a file can be read as a `T`.
+pub(crate) fn condition<T: DeserializeOwned>(path: &Path) -> Result<FileCondition, FileError> {
     match read_strictly::<T>(path) {
-        Err(FileError { source, .. })
-            if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::Unsupported) =>
-        {
-            Ok(true)
-        }
-        other => other.map(|_| false),
+        Ok(None) => Ok(FileCondition::Absent),
+        Ok(Some(_)) => Ok(FileCondition::Readable),
+        Err(error) => match error.source.kind() {
+            io::ErrorKind::InvalidData => Ok(FileCondition::Spoilt),
+            io::ErrorKind::Unsupported => Ok(FileCondition::OtherFormat),
+            _ => Err(error),
+        },
     }
 }
 
@@ -238,7 +257,8 @@ mod tests {
         fs::write(&path, "{\"next\": \"year\"}").unwrap();
         let error = read::<u32>(&path).unwrap_err();
         assert_eq!(error.source.kind(), io::ErrorKind::Unsupported);
-        assert!(is_spoilt::<u32>(&path).unwrap() && path.exists());
+        assert_eq!(condition::<u32>(&path).unwrap(), FileCondition::OtherFormat);
+        assert!(path.exists());
     }
 
     #[test]
@@ -249,5 +269,10 @@ mod tests {
         let error = read_strictly::<u32>(&path).unwrap_err();
         assert!(error.to_string().ends_with("a.json"), "{error}");
         assert_eq!(read::<u32>(&path).unwrap(), None);
+        assert_eq!(condition::<u32>(&path).unwrap(), FileCondition::Spoilt);
+        write(&path, &7).unwrap();
+        assert_eq!(condition::<u32>(&path).unwrap(), FileCondition::Readable);
+        remove(&path).unwrap();
+        assert_eq!(condition::<u32>(&path).unwrap(), FileCondition::Absent);
     }
 }

@@ -110,8 +110,10 @@ impl Observer {
     fn bases(&self) -> Result<HashSet<BaseName>, Unknown> {
         if self.state.has_lost_images().map_err(unknown)? {
             return Err(format!(
-                "the record of images was spoilt; remove {} to have base VMs collected that nothing else needs",
-                self.state.spoilt_images_path().display()
+                "the record of images was spoilt, or is of another release; remove {} or {} to have base VMs collected that nothing else \
+                 needs",
+                self.state.spoilt_images_path().display(),
+                self.state.images_path().display()
             ));
         }
         let known = match &self.images {

@@ -11,7 +11,7 @@ use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use super::conditions::{self, confirmation};
@@ -59,16 +59,15 @@ pub(crate) async fn run(
     let mut last_spec = None;
     let mut failures = Failures::new();
     loop {
-        let now = Timestamp::now();
+        let (now, age) = (Timestamp::now(), written_at.as_ref().map(Instant::elapsed));
         if let Some(node) = shown.node() {
             last_spec.clone_from(&node.spec);
         }
         let mut pause = REPEAT;
         let known = health.borrow_and_update().clone();
         controller.compare_provider_id(&shown, &mut mismatch);
-        let decision = known
-            .as_ref()
-            .map_or(NodeDecision::Rest, |health| decide(config, health, &shown, written_at, now));
+        let decision =
+            known.as_ref().map_or(NodeDecision::Rest, |health| decide(config, health, &shown, age, now));
         if let (Some(health), true) = (&known, decision != NodeDecision::Rest) {
             match controller.act(health, &shown, last_spec.as_ref(), decision, now).await {
                 Ok(node) => {
@@ -77,7 +76,7 @@ pub(crate) async fn run(
                         info!(node = %config.name, "registered");
                     }
                     if decision != NodeDecision::Complete {
-                        written_at = Some(now);
+                        written_at = Some(Instant::now());
                     }
                     show(&mut shown, Registered::Present(Box::new(node)), &observers);
                     // The same step again means that another client reverts it: the next try waits then.
@@ -108,7 +107,7 @@ pub(crate) async fn run(
         }
         if decision == NodeDecision::Rest {
             last = NodeDecision::Rest;
-            pause = until_due(written_at, now);
+            pause = until_due(age);
         }
         tokio::select! {
             () = sleep(pause) => {}
@@ -153,10 +152,9 @@ impl Failures {
     }
 }
 
-/// The time until the agent has to confirm the status.
-fn until_due(written_at: Option<Timestamp>, now: Timestamp) -> Duration {
-    let due = written_at.map(|at| (at + STATUS_INTERVAL).duration_since(now));
-    due.and_then(|due| due.try_into().ok()).unwrap_or(STATUS_INTERVAL)
+/// The time until the agent has to confirm a status of this age.
+fn until_due(age: Option<Duration>) -> Duration {
+    age.and_then(|age| STATUS_INTERVAL.checked_sub(age)).unwrap_or(STATUS_INTERVAL)
 }
 
 fn take(
@@ -267,7 +265,6 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::at;
 
     #[test]
     fn writes_that_fail_are_tried_ever_less_often_and_told_once() {
@@ -284,8 +281,9 @@ mod tests {
 
     #[test]
     fn the_status_is_due_five_minutes_after_the_last_write() {
-        assert_eq!(until_due(None, at(0)), STATUS_INTERVAL);
-        assert_eq!(until_due(Some(at(0)), at(100)), Duration::from_secs(200));
-        assert_eq!(until_due(Some(at(0)), at(1000)), STATUS_INTERVAL, "decide confirms it first");
+        let age = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(until_due(None), STATUS_INTERVAL);
+        assert_eq!(until_due(age(100)), Duration::from_secs(200));
+        assert_eq!(until_due(age(1000)), STATUS_INTERVAL, "decide confirms it first");
     }
 }

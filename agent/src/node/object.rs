@@ -178,12 +178,12 @@ pub(super) enum NodeDecision {
     Rest,
 }
 
-/// The next step for the Node.
+/// The next step for the Node, `age` after the agent last wrote its status. The age is by a clock that is never set: `now` is what users see.
 pub(super) fn decide(
     config: &NodeConfig,
     health: &NodeHealth,
     shown: &Registered,
-    written_at: Option<Timestamp>,
+    age: Option<Duration>,
     now: Timestamp,
 ) -> NodeDecision {
     let node = match shown {
@@ -202,11 +202,11 @@ pub(super) fn decide(
         return NodeDecision::Complete;
     }
     // A new agent writes the whole status once, whatever an earlier agent wrote.
-    let Some(written_at) = written_at else { return NodeDecision::WriteStatus };
+    let Some(age) = age else { return NodeDecision::WriteStatus };
     if differs(&config.status(health, node.status.as_ref(), now), node.status.as_ref()) {
         return NodeDecision::WriteStatus;
     }
-    if now >= written_at + STATUS_INTERVAL { NodeDecision::Confirm } else { NodeDecision::Rest }
+    if age >= STATUS_INTERVAL { NodeDecision::Confirm } else { NodeDecision::Rest }
 }
 
 /// The providerID of a Node; `None` if it is empty.
@@ -248,6 +248,8 @@ mod tests {
     use crate::node::taints;
     use crate::testing::at;
     use k8s_openapi::api::core::v1::Taint;
+
+    const AGE: Option<Duration> = Some(Duration::from_secs(1));
 
     fn config() -> NodeConfig {
         let machine = Machine { cores: 8, memory: 16 << 30, storage: None };
@@ -313,7 +315,12 @@ mod tests {
             (healthy(), labelled("a"), 1, NodeDecision::Rest, "labels that users set stay"),
             (healthy(), stale, 1, NodeDecision::Complete, "a label is no longer wanted"),
         ] {
-            assert_eq!(decide(&config(), &health, &shown, Some(at(0)), at(now)), expected, "{why}");
+            let age = Some(Duration::from_secs(now));
+            // The wall clock may be set by an hour at any time.
+            for jump in [0, -3600, 3600] {
+                let wall = at(i64::try_from(now).unwrap() + jump);
+                assert_eq!(decide(&config(), &health, &shown, age, wall), expected, "{why}, {jump}");
+            }
         }
     }
 
@@ -325,7 +332,7 @@ mod tests {
         let image = crate::tart::CachedImage { digest, tags, bytes: 7 };
         let with_image = NodeHealth { images: std::sync::Arc::new(vec![image]), ..healthy() };
         let decide = |health: &NodeHealth, node: &Node| {
-            decide(&config(), health, &Registered::Present(Box::new(node.clone())), Some(at(0)), at(1))
+            decide(&config(), health, &Registered::Present(Box::new(node.clone())), AGE, at(1))
         };
         let mut node = config().node(&healthy(), None, at(0));
         assert_eq!(decide(&with_image, &node), NodeDecision::Complete, "a label is missing");
@@ -369,7 +376,7 @@ mod tests {
                 condition.status = "Unknown".into();
             }
         });
-        assert_eq!(decide(&config(), &healthy(), &unknown, Some(at(0)), at(1)), NodeDecision::WriteStatus);
+        assert_eq!(decide(&config(), &healthy(), &unknown, AGE, at(1)), NodeDecision::WriteStatus);
     }
 
     #[test]

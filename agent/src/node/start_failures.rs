@@ -3,7 +3,8 @@
 //! Some faults of a Mac show only when a VM starts: no user is logged in at its screen, its keychain is locked, macOS counts VMs that are
 //! gone, or the DHCP server has no address left. A broken image shows most of them, too. So a Pod's failure is the Pod's, until a second
 //! witness says that the Mac is at fault: a look at the session and the keychain, the file of leases, or another Pod with another
-//! image. A VM that runs refutes them all.
+//! image. A VM that runs refutes them all. A look that has found session and keychain refutes the other Pod: a tenant may have two broken
+//! images. The file of leases refutes nothing, since it does not tell whether the DHCP server answers.
 //!
 //! No Pod is scheduled on a Node that is not ready, so the Node also becomes ready after a delay, for a Pod to try: five minutes the
 //! first time, twice as long each further time, an hour at most.
@@ -183,9 +184,12 @@ impl StartFailures {
                     "{ours} VMs of this agent run, so others do, or macOS counts some that are gone; restart the host"
                 ),
             )),
-            HostFault::Session => absent(&self.gui_session)
-                .map(|(reason, words)| (reason, words.to_owned()))
-                .or_else(|| Some((NotReadyReason::NoGuiSession, shared()?))),
+            HostFault::Session => {
+                absent(&self.gui_session).map(|(reason, words)| (reason, words.to_owned())).or_else(|| {
+                    let is_there = self.gui_session.is_there();
+                    Some((NotReadyReason::NoGuiSession, shared().filter(|_| !is_there)?))
+                })
+            }
             HostFault::NoAddress => {
                 Some((NotReadyReason::NoAddressForVms, self.few_addresses.clone().or_else(shared)?))
             }
@@ -366,6 +370,28 @@ mod tests {
             (vec![first(), second(), failed(session, 30)], "NoGuiSession", "one more failure"),
         ] {
             assert_eq!(reason(&reported(&starts), 31), expected, "{why}");
+        }
+    }
+
+    #[test]
+    fn two_broken_images_do_not_blame_a_mac_with_session_and_keychain() {
+        let there = GuiSession { session: Presence::Present, keychain: Presence::Present };
+        let unknown_keychain = GuiSession { keychain: Presence::Unknown, ..there.clone() };
+        for (found, fault, expected) in [
+            (&there, HostFault::Session, ""),
+            (&unknown_keychain, HostFault::Session, "NoGuiSession"),
+            (&GuiSession::default(), HostFault::Session, "NoGuiSession"),
+            (&logged_out(), HostFault::Session, "NoGuiSession"),
+            // A user may be at the screen while the DHCP server is dead.
+            (&there, HostFault::NoAddress, "NoAddressForVms"),
+        ] {
+            let failures =
+                reported(&[failed_with(fault, "a", "image-a", 10), failed_with(fault, "b", "image-b", 20)]);
+            assert_eq!(
+                reason(&failures.after_look(found.clone(), at(21)), 22),
+                expected,
+                "{found:?}, {fault:?}"
+            );
         }
     }
 

@@ -29,6 +29,13 @@ pub(crate) struct GuiSession {
     pub(crate) keychain: Presence,
 }
 
+impl GuiSession {
+    /// Whether the look has found the session and an open keychain.
+    pub(crate) fn is_there(&self) -> bool {
+        self.session == Presence::Present && self.keychain == Presence::Present
+    }
+}
+
 /// Looks at the session, and at its keychain if there is a session.
 pub(crate) async fn look() -> GuiSession {
     let domain = format!("gui/{}", getuid());

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use super::admission::fit::{ResourceRequests, fits};
 use super::admission::{Refusal, VmPlan, admit, read};
 use super::status::is_final;
-use super::sync::desired::Presence;
+use super::sync::desired::PodPresence;
 use super::worker::host::Host;
 use super::worker::{PodUpdates, Worker};
 use crate::error_chain::chain;
@@ -48,7 +48,7 @@ struct Handle {
     /// The Pod's resource requests; absent when it was refused.
     requests: Option<ResourceRequests>,
     pod: watch::Sender<Arc<Pod>>,
-    presence: watch::Sender<Presence>,
+    presence: watch::Sender<PodPresence>,
 }
 
 impl Handle {
@@ -57,7 +57,7 @@ impl Handle {
     /// The watch shows a Pod's end before it shows the next Pod that the scheduler has bound because of it.
     fn counted(&self) -> Option<&ResourceRequests> {
         let is_over =
-            *self.presence.borrow() == Presence::Gone || is_final(self.pod.borrow().status.as_ref());
+            *self.presence.borrow() == PodPresence::Gone || is_final(self.pod.borrow().status.as_ref());
         self.requests.as_ref().filter(|_| !is_over)
     }
 }
@@ -89,7 +89,7 @@ impl Manager {
                 Ok(Some((name, pod))) if uid_of(&pod).as_ref() == Some(dir.uid()) => {
                     info!(pod = %name, uid = %dir.uid(), "attending to a Pod of an earlier agent");
                     let plan = read(&pod);
-                    self.start(name, dir, pod, plan, Presence::Unconfirmed);
+                    self.start(name, dir, pod, plan, PodPresence::Unconfirmed);
                 }
                 // The API server will say what becomes of it.
                 Ok(_) => {}
@@ -149,7 +149,7 @@ impl Manager {
             watcher::Event::Apply(pod) => self.apply(pod).await,
             watcher::Event::Delete(pod) => {
                 if let Some(handle) = uid_of(&pod).and_then(|uid| self.pods.get(&uid)) {
-                    handle.presence.send_replace(Presence::Gone);
+                    handle.presence.send_replace(PodPresence::Gone);
                 }
             }
             watcher::Event::Init => self.listing.clear(),
@@ -162,7 +162,7 @@ impl Manager {
                 let listed = std::mem::take(&mut self.listing);
                 for (uid, handle) in &self.pods {
                     if !listed.contains_key(uid) {
-                        handle.presence.send_replace(Presence::Gone);
+                        handle.presence.send_replace(PodPresence::Gone);
                     }
                 }
                 // Pods of an earlier agent that are gone meanwhile.
@@ -196,9 +196,9 @@ impl Manager {
             handle.requests = handle.requests.is_some().then(|| ResourceRequests::of(&pod));
             handle.pod.send_replace(Arc::new(pod));
             handle.presence.send_if_modified(|presence| {
-                let is_news = *presence == Presence::Unconfirmed;
+                let is_news = *presence == PodPresence::Unconfirmed;
                 if is_news {
-                    *presence = Presence::Present;
+                    *presence = PodPresence::Present;
                 }
                 is_news
             });
@@ -207,7 +207,7 @@ impl Manager {
         let name = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
         info!(pod = %name, %uid, "the Pod is bound to this Node");
         let plan = self.admit(&uid, &pod).await;
-        self.start(name, self.state.pod(uid), pod, plan, Presence::Present);
+        self.start(name, self.state.pod(uid), pod, plan, PodPresence::Present);
     }
 
     /// Whether a Pod may run here. The manager asks once, for one Pod at a time; an admitted Pod stays admitted.
@@ -247,7 +247,7 @@ impl Manager {
         };
         let pod = Pod { metadata, ..Pod::default() };
         let plan = admit(&pod);
-        self.start(name, dir, pod, plan, Presence::Gone);
+        self.start(name, dir, pod, plan, PodPresence::Gone);
     }
 
     fn start(
@@ -256,7 +256,7 @@ impl Manager {
         dir: PodDir,
         pod: Pod,
         plan: Result<VmPlan, Refusal>,
-        presence: Presence,
+        presence: PodPresence,
     ) {
         let uid = dir.uid().clone();
         let requests = plan.is_ok().then(|| ResourceRequests::of(&pod));

@@ -15,16 +15,20 @@ use crate::state::{Ending, NotStarted, Notice, Outcome};
 /// How soon a failed write is tried again.
 pub(super) const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often the shim asks for space for one record.
+const MOST_REQUESTS: u32 = 2;
+
 /// The outcome of a run whose container never started.
 pub(super) fn not_started(not_started: NotStarted) -> Outcome {
     Outcome { ending: not_started.into(), started_at: None, finished_at: Timestamp::now() }
 }
 
 impl Shim {
-    /// Writes a record that must not be lost, and tries until it works: a full disk may get space. It gives up when a user has deleted
-    /// the directory.
+    /// Writes a record that must not be lost, and tries until it works: the agent is asked for space on a full disk, and tells the user if
+    /// there is none to be had. It gives up when a user has deleted the directory.
     pub(super) async fn persist(&self, what: &str, write: impl Fn() -> Result<(), FileError>) {
-        let mut warned = false;
+        let (mut warned, mut asked) = (false, 0);
+        let is_shared = self.tart.shares_disk_with(self.vm_run.path());
         while let Err(error) = write() {
             if matches!(self.vm_run.path().try_exists(), Ok(false)) {
                 warn!(vm = %self.spec.vm, "the VM's directory is gone; cannot write {what}");
@@ -32,6 +36,11 @@ impl Shim {
             }
             if !std::mem::replace(&mut warned, true) {
                 warn!(vm = %self.spec.vm, error = chain(&error), "cannot write {what}; trying until it works");
+            }
+            // What the agent frees may not be enough. Then it says so.
+            let is_due = is_shared && asked < MOST_REQUESTS && !self.vm_run.wants_disk_space();
+            if is_due && error.is_for_want_of_space() {
+                asked += u32::from(self.vm_run.request_disk_space().is_ok());
             }
             sleep(WRITE_INTERVAL).await;
         }

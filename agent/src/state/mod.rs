@@ -53,8 +53,7 @@ mod records;
 mod restart_policy;
 pub(crate) mod segment;
 mod shim_spec;
-mod tart_home_owner;
-mod tart_home_record;
+mod tart_home;
 mod vm_memory;
 mod vm_run;
 
@@ -74,8 +73,7 @@ pub(crate) use records::{
 pub(crate) use restart_policy::RestartPolicy;
 pub(crate) use segment::Segment;
 pub(crate) use shim_spec::{HostPort, Protocol, ShimSpec};
-pub(crate) use tart_home_owner::{TartHomeError, TartHomeOwner};
-pub(crate) use tart_home_record::TartHomeRecordError;
+pub(crate) use tart_home::{TartHomeError, TartHomeOwner, TartHomeRecordError};
 pub(crate) use vm_run::{Holder, UsedImage, VmRun, VmRunView};
 
 use std::collections::{BTreeSet, HashSet};
@@ -259,7 +257,7 @@ impl StateDir {
 }
 
 #[cfg(test)]
-mod golden_tests;
+mod golden;
 
 #[cfg(test)]
 mod tests {

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::image_content::OVERLAY;
 use crate::names::ImageDigest;
 use crate::names::image::repository;
 
@@ -54,7 +55,7 @@ pub(super) fn dir(cache: &Path, image: &ImageDigest) -> PathBuf {
 pub(super) fn is_complete(dir: &Path) -> bool {
     let has = |files: &[&str]| files.iter().all(|file| dir.join(file).is_file());
     // tarts after 2.35 can have an image as the difference to another one.
-    has(&["config.json", "nvram.bin"]) && (has(&["disk.img"]) || has(&["manifest.json", "overlay.asif"]))
+    has(&["config.json", "nvram.bin"]) && (has(&["disk.img"]) || has(&["manifest.json", OVERLAY]))
 }
 
 /// The inode of an image's directory.

@@ -31,6 +31,8 @@ use crate::mutex::lock;
 const CONFIG: &str = "application/vnd.cirruslabs.tart.config.v1";
 const DISK: &str = "application/vnd.cirruslabs.tart.disk.v2";
 const NVRAM: &str = "application/vnd.cirruslabs.tart.nvram.v1";
+/// The file that tarts after 2.35 have in place of the disk, if an image is the difference to another one.
+pub(super) const OVERLAY: &str = "overlay.asif";
 const UNPACKED_SIZE: &str = "org.cirruslabs.tart.uncompressed-size";
 const UNPACKED_DIGEST: &str = "org.cirruslabs.tart.uncompressed-content-digest";
 
@@ -57,6 +59,11 @@ pub(crate) enum ContentError {
     Differs(String),
     #[error("its manifest does not describe a VM: {0}")]
     Manifest(String),
+    #[error(
+        "it is stacked on another image: tart has only the difference, `{OVERLAY}`, which the agent cannot compare with a digest yet; push it \
+         as a whole image, and use that"
+    )]
+    Stacked,
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] io::Error),
     #[error("the disk was too slow")]
@@ -171,6 +178,9 @@ pub(super) fn check(
     let mut text = Vec::new();
     file.take(MAX_MANIFEST).read_to_end(&mut text).map_err(failed)?;
     let manifest = Manifest::parse(&text)?;
+    if !dir.join("disk.img").exists() && dir.join(OVERLAY).exists() {
+        return Err(ContentError::Stacked);
+    }
     for (name, digest) in [("config.json", manifest.only(CONFIG)?), ("nvram.bin", manifest.only(NVRAM)?)] {
         let bytes =
             fs::metadata(dir.join(name)).map_err(|error| ContentError::Read(dir.join(name), error))?;
@@ -386,6 +396,21 @@ mod tests {
         assert!(found(dir.path(), &hex).is_err());
         fs::remove_file(dir.path().join("manifest.json")).unwrap();
         assert_eq!(found(dir.path(), &hex), Ok(CheckedContent::NoManifest));
+    }
+
+    #[test]
+    fn an_image_that_is_stacked_on_another_one_is_told_apart() {
+        let dir = testing::dir();
+        let hex = image(dir.path());
+        fs::rename(dir.path().join("disk.img"), dir.path().join(OVERLAY)).unwrap();
+        let error = check(dir.path(), &hex, &AtomicBool::new(false)).unwrap_err();
+        assert!(matches!(error, ContentError::Stacked) && !error.is_of_image(), "it is kept: {error}");
+        for words in ["stacked on another image", "push it as a whole image"] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        fs::remove_file(dir.path().join(OVERLAY)).unwrap();
+        let error = check(dir.path(), &hex, &AtomicBool::new(false)).unwrap_err();
+        assert!(matches!(error, ContentError::Read(..)), "it is not whole: {error}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::call_record::{self, Marks};
+use crate::clock;
 use crate::error_chain::chain;
 use crate::os::process_table::{self, RunningProcess};
 
@@ -52,8 +53,8 @@ pub(crate) async fn kill_stale_calls(home: PathBuf) {
             }
             Err(error) => return warn!(%error, "cannot look for calls of tart past their deadline"),
         };
-        let now = Timestamp::now().as_second();
-        let (stale, next) = stale(&running, now);
+        let now = clock::now().as_second();
+        let (stale, next) = stale(&running, now, started);
         for call in stale {
             warn!(pid = %call.pid, "a call of tart has outlived its agent and its deadline; killing it");
             call.kill();
@@ -63,16 +64,28 @@ pub(crate) async fn kill_stale_calls(home: PathBuf) {
     }
 }
 
-/// The calls past their deadline, and when the next one will be. Calls whose callers live are left out: the caller's clock stops
-/// while the Mac sleeps, and this one does not.
-fn stale(running: &[RunningProcess], now: i64) -> (Vec<&RunningProcess>, Option<i64>) {
+/// When a call was started, by the clock that never jumps. A clock that is set, or a Mac that sleeps, after the agent has first seen the
+/// call ends it no earlier.
+fn started(call: &RunningProcess) -> i64 {
+    let recorded = Timestamp::from_second(call.started).unwrap_or(Timestamp::MAX);
+    clock::of_record(recorded).as_second()
+}
+
+/// The calls past their deadline, and when the next one will be. Each may take as long as from its start to its deadline, by the clock of
+/// `now`, by which it was `started`. Calls whose callers live are left out: these know better.
+fn stale(
+    running: &[RunningProcess],
+    now: i64,
+    started: impl Fn(&RunningProcess) -> i64,
+) -> (Vec<&RunningProcess>, Option<i64>) {
     let has_lost_caller = |call: &RunningProcess| {
         let caller = call.variable(CALLER).and_then(|pid| pid.parse().ok()).map(Pid::from_raw);
         caller.is_none() || caller != call.parent
     };
     let end = |call: &RunningProcess| {
         let end = call.variable(DEADLINE)?.parse::<i64>().ok().filter(|_| has_lost_caller(call));
-        end.map(|end| end.saturating_add(MARGIN))
+        let limit = end?.saturating_sub(call.started).max(0);
+        Some(started(call).saturating_add(limit).saturating_add(MARGIN))
     };
     let stale = running.iter().filter(|call| end(call).is_some_and(|end| end <= now)).collect();
     let next = running.iter().filter_map(end).filter(|end| *end > now).min();
@@ -95,7 +108,7 @@ mod tests {
             RunningProcess::example(6, 1, &["tart"], &[]),
         ];
         let found = |now| {
-            let (stale, next) = stale(&running, now);
+            let (stale, next) = stale(&running, now, |call| call.started);
             (stale.iter().map(|call| call.pid.as_raw()).collect::<Vec<_>>(), next)
         };
         let child = |parent, caller| {
@@ -104,10 +117,17 @@ mod tests {
             call.parent = Some(Pid::from_raw(parent));
             call
         };
-        assert_eq!(stale(&[child(70, 70)], 2000), (vec![], None), "its caller lives");
-        assert_eq!(stale(&[child(70, 71)], 2000).0.len(), 1, "its caller is gone");
+        assert_eq!(stale(&[child(70, 70)], 2000, |_| 0), (vec![], None), "its caller lives");
+        assert_eq!(stale(&[child(70, 71)], 2000, |_| 0).0.len(), 1, "its caller is gone");
         assert_eq!(found(159), (vec![], Some(160)));
         assert_eq!(found(160), (vec![2], Some(960)));
         assert_eq!(found(2000), (vec![2, 3, 4], None));
+        // When the agent first looked, at 1000 by its clock, the call with the deadline 900 was 50 s old.
+        let mut seen = call(8, "900");
+        seen.started = 300;
+        let seen = [seen];
+        assert_eq!(stale(&seen, 1000, |_| 950), (vec![], Some(1610)));
+        assert_eq!(stale(&seen, 1609, |_| 950), (vec![], Some(1610)), "whatever the wall clock says");
+        assert_eq!(stale(&seen, 1610, |_| 950).0.len(), 1);
     }
 }

@@ -40,7 +40,7 @@ enum Source {
 
 /// A volume whose files are not known, or not yet.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ContentError {
+pub(crate) enum VolumeContentError {
     #[error("configmap \"{0}\" not found")]
     ConfigMapMissing(String),
     #[error("secret \"{0}\" not found")]
@@ -81,7 +81,7 @@ impl Content {
     }
 
     /// The current files. Requests a token if one is due, and waits some seconds for objects at most.
-    pub(crate) async fn payload(&mut self) -> Result<Payload, ContentError> {
+    pub(crate) async fn payload(&mut self) -> Result<Payload, VolumeContentError> {
         let pod = self.pod.borrow_and_update().clone();
         let mut parts = Vec::new();
         // All of them, even if one fails: `changed` compares with the last result of each.
@@ -168,17 +168,17 @@ impl Source {
         pod: &Pod,
         mode: FileMode,
         allocatable: &ResourceList,
-    ) -> Result<Payload, ContentError> {
+    ) -> Result<Payload, VolumeContentError> {
         match self {
             Self::ConfigMap { object, name, items, optional } => match object.get().await? {
                 Some(object) => Ok(config_map_files(&object, items, mode, *optional)?),
                 None if *optional => Ok(Payload::default()),
-                None => Err(ContentError::ConfigMapMissing(name.clone())),
+                None => Err(VolumeContentError::ConfigMapMissing(name.clone())),
             },
             Self::Secret { object, name, items, optional } => match object.get().await? {
                 Some(object) => Ok(secret_files(&object, items, mode, *optional)?),
                 None if *optional => Ok(Payload::default()),
-                None => Err(ContentError::SecretMissing(name.clone())),
+                None => Err(VolumeContentError::SecretMissing(name.clone())),
             },
             Self::Downward { items, last } => {
                 let files = downward_files(items, pod, mode, allocatable);
@@ -189,7 +189,7 @@ impl Source {
                 let file = PayloadFile { bytes: token.get().await?.into_bytes(), mode: mode.0 };
                 Ok(Payload([(PathBuf::from(&*path), file)].into()))
             }
-            Self::Unsupported(source) => Err(ContentError::Unsupported(source)),
+            Self::Unsupported(source) => Err(VolumeContentError::Unsupported(source)),
         }
     }
 }

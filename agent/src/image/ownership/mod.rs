@@ -26,6 +26,9 @@ pub(crate) struct ImageRecord {
     /// Whether an earlier record was lost. An image that is not in this one may be a private one that the agent has pulled.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_lost: bool,
+    /// Whether the file is of another release, and stays as it is.
+    #[serde(skip)]
+    pub(super) is_in_memory_only: bool,
 }
 
 /// A pull as it was started.
@@ -93,6 +96,11 @@ impl KnownImage {
 }
 
 impl ImageRecord {
+    /// The record of an agent that cannot read the file of another release. Nothing is known of the images that are here.
+    pub(super) fn of_other_format() -> Self {
+        Self { is_lost: true, is_in_memory_only: true, ..Self::default() }
+    }
+
     /// Which Pods may use an image that is in the directory with this inode, or of which only the base VM is left.
     pub(crate) fn access(&self, digest: &ImageDigest, inode: Option<u64>) -> ImageAccess {
         let known = self.images.iter().find(|known| known.digest == *digest && known.inode.is_some());

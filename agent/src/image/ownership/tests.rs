@@ -28,6 +28,20 @@ fn named(record: &ImageRecord) -> Vec<(char, Vec<&str>)> {
 }
 
 #[test]
+fn the_record_of_every_release_is_read() {
+    let mut record = ImageRecord::default();
+    pull(&mut record, "r.test/macos:1", [hex('f')]);
+    record.settle("r.test/macos:1", Some(&present('a')), true, at(1));
+    record.grant(&digest('a'), Some(u64::from('a')), Some(&SecretUid("secret".to_owned())), at(2));
+    record.mark_checked(&digest('a'), Some(u64::from('a')));
+    record.used(&digest('b'), at(3));
+    pull(&mut record, "r.test/macos:2", [hex('a')]);
+    record.keep_partial("r.test/macos:3");
+    record.mark_lost();
+    crate::testing::is_read_and_written("images.json", &record);
+}
+
+#[test]
 fn an_image_that_a_pull_has_brought_is_own() {
     let mut record = ImageRecord::default();
     pull(&mut record, "r.test/macos", [hex('f')]);

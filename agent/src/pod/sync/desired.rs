@@ -13,7 +13,7 @@ use crate::state::RestartPolicy;
 
 /// What the API server has said of a Pod to this agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Presence {
+pub(crate) enum PodPresence {
     /// Nothing yet: the Pod is as an earlier agent last saw it.
     Unconfirmed,
     Present,
@@ -42,9 +42,9 @@ pub(crate) fn started(pod: &Pod, uid: &PodUid) -> Option<Restart> {
 }
 
 /// The desired state of a Pod.
-pub(crate) fn desired(pod: &Pod, presence: Presence) -> Desired {
+pub(crate) fn desired(pod: &Pod, presence: PodPresence) -> Desired {
     let spec = pod.spec.as_ref();
-    if presence == Presence::Gone {
+    if presence == PodPresence::Gone {
         Desired::Gone
     } else if pod.metadata.deletion_timestamp.is_some() {
         Desired::Stop(seconds(pod.metadata.deletion_grace_period_seconds))

@@ -9,7 +9,11 @@ use crate::apiserver::events::EventReason;
 use crate::fs::file::FileError;
 use crate::image::gc::{DiskSpace, SpaceRequest, SpaceResult, VmSpaceLimit, VolumeSpaceLimit};
 use crate::names::Restart;
+use crate::os::availability;
 use crate::volume::MountFailure;
+
+/// A disk with less is full: a shim's first records take some blocks.
+const FULL: u64 = 1 << 20;
 
 /// Frees disk space for one Pod.
 #[derive(Debug)]
@@ -73,6 +77,33 @@ impl Worker {
             self.reporter.events().warning(&self.updates.pod(), EventReason::FreeDiskSpaceFailed, &note);
         }
         self.dir.run(vm).remove_disk_space_request()
+    }
+
+    /// A shim that cannot write its first records waits until it can, and cannot ask for space either. The worker frees some in its place,
+    /// or tells the user.
+    pub(super) async fn shim_is_stuck(&mut self, vm: Restart) {
+        let logs = self.dir.logs_path().to_owned();
+        let is_full = availability::volume(&logs).is_some_and(|volume| volume.available < FULL);
+        let mut because = "";
+        if is_full {
+            let otherwise = self.updates.desired_otherwise();
+            let freed = tokio::select! {
+                freed = self.disk_space.free(&logs) => freed,
+                () = otherwise => return,
+            };
+            let Some(why) = freed.why_not() else { return self.shims.may_begin() };
+            because = why;
+        }
+        let said = format!("what its shim has said is in {}", self.dir.shim_log_path(vm).display());
+        let (reason, note) = if is_full {
+            let note = format!(
+                "the Pod's VM cannot start: there is no space on the disk, and {because}; free some disk space on the host; {said}"
+            );
+            (EventReason::FreeDiskSpaceFailed, note)
+        } else {
+            (EventReason::FailedSync, format!("the Pod's VM does not start; {said}"))
+        };
+        self.reporter.events().warning(&self.updates.pod(), reason, &note);
     }
 
     /// A shim asks only for space on the disk that images are on.

@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::api::Api;
 use tokio::task::block_in_place;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::admission::{Refusal, VmPlan};
@@ -144,6 +144,9 @@ impl Worker {
             }
             match decision {
                 Decision::Wait(until) => {
+                    if let Some(restart) = self.shims.stuck(&seen.runs, Instant::now()) {
+                        self.shim_is_stuck(restart).await;
+                    }
                     self.wait(until).await;
                     continue;
                 }

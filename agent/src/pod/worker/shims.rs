@@ -3,16 +3,30 @@
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use nix::libc;
 use tokio::task::{JoinHandle, block_in_place};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::retry::StepError;
 use super::{RETRY, SAFETY_NET, Worker};
 use crate::names::Restart;
 use crate::pod::sync::decide::Decision;
 use crate::shim;
+use crate::state::{Holder, VmRunView};
+
+/// A shim records at once that it has begun. One that has not after this time cannot write.
+const BEGIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// A shim that lives and has not recorded that it has begun.
+#[derive(Debug)]
+struct UnbegunShim {
+    restart: Restart,
+    /// When the worker first saw it.
+    since: Instant,
+    is_told: bool,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct ShimHistory {
@@ -26,6 +40,7 @@ pub(super) struct ShimHistory {
     pub(super) vain_stops: u32,
     /// How often in a row a VM could not be deleted because its shim has not gone.
     pub(super) vain_cleans: u32,
+    unbegun: Option<UnbegunShim>,
 }
 
 impl ShimHistory {
@@ -37,6 +52,22 @@ impl ShimHistory {
         if !matches!(decision, Decision::DeleteVm(_)) {
             self.vain_cleans = 0;
         }
+    }
+
+    /// The VM whose shim has not begun within [`BEGIN_LIMIT`], once for each shim.
+    pub(super) fn stuck(&mut self, runs: &[VmRunView], now: Instant) -> Option<Restart> {
+        let unbegun = runs.last().filter(|run| run.holder == Holder::Shim && !run.begun);
+        let restart = unbegun.map(|run| run.restart);
+        self.unbegun.take_if(|known| Some(known.restart) != restart);
+        let known = self.unbegun.get_or_insert(UnbegunShim { restart: restart?, since: now, is_told: false });
+        let is_due = !known.is_told && now.duration_since(known.since) >= BEGIN_LIMIT;
+        known.is_told |= is_due;
+        is_due.then_some(known.restart)
+    }
+
+    /// A shim that is stuck may begin now. If it does not, that is told later.
+    pub(super) fn may_begin(&mut self) {
+        self.unbegun = None;
     }
 
     /// A VM without a shim is told to stop. Counted before the result is known: a stop that hangs is in vain, too.
@@ -90,6 +121,31 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_shim_that_does_not_begin_is_told_once() {
+        let mut history = ShimHistory::default();
+        let begun = Instant::now();
+        let run = |restart, holder, begun| VmRunView {
+            restart: Restart(restart),
+            holder,
+            begun,
+            ..VmRunView::default()
+        };
+        let mut stuck = |run: VmRunView, second| history.stuck(&[run], begun + Duration::from_secs(second));
+        assert_eq!(stuck(run(0, Holder::Shim, false), 0), None);
+        assert_eq!(stuck(run(0, Holder::Shim, false), 9), None);
+        assert_eq!(stuck(run(0, Holder::Shim, false), 10), Some(Restart(0)));
+        assert_eq!(stuck(run(0, Holder::Shim, false), 60), None, "it was told");
+        assert_eq!(stuck(run(1, Holder::Shim, false), 60), None, "another shim");
+        assert_eq!(stuck(run(1, Holder::Shim, true), 80), None, "it has begun");
+        assert_eq!(stuck(run(1, Holder::None, false), 100), None, "it is gone");
+        assert_eq!(stuck(run(1, Holder::Shim, false), 120), None, "it was started anew");
+        assert_eq!(stuck(run(1, Holder::Shim, false), 130), Some(Restart(1)));
+        history.may_begin();
+        assert_eq!(history.stuck(&[run(1, Holder::Shim, false)], begun + Duration::from_secs(140)), None);
+        assert_eq!(history.stuck(&[], begun), None);
+    }
 
     #[test]
     fn stops_and_cleans_count_until_another_step_succeeds() {

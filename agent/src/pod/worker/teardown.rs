@@ -14,7 +14,7 @@ use crate::apiserver::call::{DEADLINE, call};
 use crate::apiserver::events::EventReason;
 use crate::names::{PodUid, Restart, VmName};
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::{Presence, desired};
+use crate::pod::sync::desired::{PodPresence, desired};
 use crate::pod::sync::time::seconds;
 use crate::state::{Ending, Outcome, RestartPolicy, StopCause, StopRequest, VmRun};
 use crate::{crash_point, probe, shim};
@@ -33,7 +33,7 @@ impl Worker {
     pub(super) fn stop_for(&self, restart: Restart, cause: StopCause) -> Result<(), StepError> {
         let pod = self.updates.pod();
         let container = self.plan.as_ref().map_or("", |plan| &plan.container);
-        let once = matches!(desired(&pod, Presence::Present), Desired::Run(RestartPolicy::Never));
+        let once = matches!(desired(&pod, PodPresence::Present), Desired::Run(RestartPolicy::Never));
         let restarts = !(once && cause.is_failure());
         let next = if restarts { ", will be restarted" } else { "" };
         self.reporter.events().normal(

@@ -11,14 +11,14 @@ use tokio::time::sleep;
 use crate::clock;
 use crate::pod::admission::read;
 use crate::pod::sync::decide::Desired;
-use crate::pod::sync::desired::{Presence, deadline, desired};
+use crate::pod::sync::desired::{PodPresence, deadline, desired};
 use crate::pod::sync::time::between;
 
 /// The updates of one Pod, and the last one that its worker has taken in.
 #[derive(Debug)]
 pub(crate) struct PodUpdates {
     pub(super) pods: watch::Receiver<Arc<Pod>>,
-    presence: watch::Receiver<Presence>,
+    presence: watch::Receiver<PodPresence>,
     pod: Arc<Pod>,
     pub(super) desired: Desired,
     /// Whether the API server has said anything of the Pod to this agent.
@@ -26,10 +26,10 @@ pub(crate) struct PodUpdates {
 }
 
 impl PodUpdates {
-    pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, presence: watch::Receiver<Presence>) -> Self {
+    pub(crate) fn new(pods: watch::Receiver<Arc<Pod>>, presence: watch::Receiver<PodPresence>) -> Self {
         let pod = pods.borrow().clone();
         let desired = desired(&pod, *presence.borrow());
-        let is_confirmed = *presence.borrow() != Presence::Unconfirmed;
+        let is_confirmed = *presence.borrow() != PodPresence::Unconfirmed;
         Self { pods, presence, pod, desired, is_confirmed }
     }
 
@@ -38,7 +38,7 @@ impl PodUpdates {
         let presence = *self.presence.borrow_and_update();
         self.pod = self.pods.borrow_and_update().clone();
         self.desired = desired(&self.pod, presence);
-        self.is_confirmed = presence != Presence::Unconfirmed;
+        self.is_confirmed = presence != PodPresence::Unconfirmed;
     }
 
     pub(super) fn pod(&self) -> Arc<Pod> {
@@ -127,7 +127,7 @@ mod tests {
     #[tokio::test]
     async fn work_is_called_off_when_the_pod_is_late_or_gone_or_evicted_or_has_another_image() {
         let (pods, pod) = watch::channel(active_for(i64::MAX));
-        let (presences, presence) = watch::channel(Presence::Present);
+        let (presences, presence) = watch::channel(PodPresence::Present);
         let (state_changed, evicted) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
         let updates = PodUpdates::new(pod, presence);
         let begin = || {
@@ -137,9 +137,9 @@ mod tests {
         };
         let mut waiting = begin();
         assert_eq!(waiting.as_mut().now_or_never(), None);
-        presences.send_replace(Presence::Gone);
+        presences.send_replace(PodPresence::Gone);
         waiting.await;
-        presences.send_replace(Presence::Present);
+        presences.send_replace(PodPresence::Present);
         let mut waiting = begin();
         assert_eq!(waiting.as_mut().now_or_never(), None);
         pods.send_replace(with_image("j"));
@@ -162,10 +162,10 @@ mod tests {
     #[test]
     fn a_pod_is_confirmed_by_the_api_server() {
         let (_pods, pod) = watch::channel(Arc::default());
-        let (presences, presence) = watch::channel(Presence::Unconfirmed);
+        let (presences, presence) = watch::channel(PodPresence::Unconfirmed);
         let mut updates = PodUpdates::new(pod, presence);
         assert!(!updates.is_confirmed && matches!(updates.desired, Desired::Run(_)));
-        for (presence, is_gone) in [(Presence::Present, false), (Presence::Gone, true)] {
+        for (presence, is_gone) in [(PodPresence::Present, false), (PodPresence::Gone, true)] {
             presences.send_replace(presence);
             updates.refresh();
             assert!(updates.is_confirmed);
@@ -177,7 +177,7 @@ mod tests {
     async fn a_changed_pod_does_not_always_change_the_desired_state() {
         let pod = |value: Value| -> Arc<Pod> { Arc::new(serde_json::from_value(value).unwrap()) };
         let (pods, pod_seen) = watch::channel(pod(json!({})));
-        let (presences, presence) = watch::channel(Presence::Present);
+        let (presences, presence) = watch::channel(PodPresence::Present);
         let mut updates = PodUpdates::new(pod_seen, presence);
         let otherwise = updates.desired_otherwise();
         tokio::pin!(otherwise);
@@ -190,7 +190,7 @@ mod tests {
         let otherwise = updates.desired_otherwise();
         tokio::pin!(otherwise);
         assert_eq!(otherwise.as_mut().now_or_never(), None, "it was to go before");
-        presences.send_replace(Presence::Gone);
+        presences.send_replace(PodPresence::Gone);
         otherwise.await;
         updates.refresh();
         drop((pods, presences));

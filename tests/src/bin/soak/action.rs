@@ -53,7 +53,7 @@ pub(crate) enum MacFault {
 }
 
 impl MacFault {
-    /// Whether Pods do not notice it: it only makes tart slow.
+    /// Whether VMs start all the same, so that neither Pods nor the Node may notice it: it only makes tart slow.
     pub(crate) fn is_harmless(self) -> bool {
         matches!(self, Self::Tart(Fault::Latency | Fault::BootDelay | Fault::AgentDelay | Fault::Garbage, _))
     }

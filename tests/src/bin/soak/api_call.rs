@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 const LIMIT: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_secs(1);
 /// A write that takes longer may have kept an agent from renewing its Lease: the agent gives up after 10 s.
-const SLOW: Duration = Duration::from_secs(3);
+pub(crate) const SLOW: Duration = Duration::from_secs(3);
 
 /// Calls until the API server has an answer, and notes whether it was slow.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System, UpdateKind};
 
 use super::oracle::Testimony;
+use super::pod_kind::FORGED_CPUS;
 
 /// How the names of the agent's VMs begin, and those of its base VMs.
 const OWN: &str = "tk-";
@@ -85,6 +86,18 @@ pub(crate) fn vms_of_pods(tart_home: &Path) -> Result<Vec<String>> {
     Ok(names.filter(is_of_pod).collect())
 }
 
+/// Fails if a VM has been made of an image that is not what its digest says: neither a base VM nor one of a Pod may be.
+pub(crate) fn no_vm_of_forged_image(tart_home: &Path) -> Result<()> {
+    let vms = tart_home.join("vms");
+    for name in names_in(&vms)? {
+        // A VM may be deleted meanwhile, or not be whole yet: the next look sees it.
+        let Ok(text) = fs::read_to_string(vms.join(&name).join("guest/image.json")) else { continue };
+        let Ok(image) = serde_json::from_str::<serde_json::Value>(&text) else { continue };
+        ensure!(image["cpu"] != FORGED_CPUS, "{name} is a VM of an image that is not what its digest says");
+    }
+    Ok(())
+}
+
 /// The names in a directory, which may be absent.
 pub(crate) fn names_in(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
@@ -124,6 +137,20 @@ mod tests {
         assert_eq!(no_vm_ran_twice(host.path()).unwrap(), 2);
         fs::write(host.path().join("runs"), "tk-a-0\ntk-b-0\ntk-a-0\n").unwrap();
         assert_eq!(no_vm_ran_twice(host.path()).unwrap_err().to_string(), "tk-a-0 has run twice");
+    }
+
+    #[test]
+    fn a_vm_of_a_forged_image_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        no_vm_of_forged_image(home.path()).unwrap();
+        for (name, cpus) in [("tk-base-good", 4), ("tk-base-forged", FORGED_CPUS)] {
+            let guest = home.path().join("vms").join(name).join("guest");
+            fs::create_dir_all(&guest).unwrap();
+            no_vm_of_forged_image(home.path()).unwrap();
+            fs::write(guest.join("image.json"), format!("{{\"cpu\": {cpus}}}")).unwrap();
+        }
+        let found = no_vm_of_forged_image(home.path()).unwrap_err().to_string();
+        assert!(found.starts_with("tk-base-forged"), "{found}");
     }
 
     #[test]

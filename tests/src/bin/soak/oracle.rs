@@ -80,8 +80,8 @@ pub(crate) fn judge(
         return Err(format!("it has succeeded, and its container has not: {:?}", state.end));
     }
     match kind {
-        PodKind::AbsentImage if state.phase == "Running" => Err("it runs without an image".to_owned()),
-        PodKind::AbsentImage if state.is_over() && !harm.is_deleted => {
+        PodKind::BadImage(_) if state.phase == "Running" => Err("it runs without an image".to_owned()),
+        PodKind::BadImage(_) if state.is_over() && !harm.is_deleted => {
             Err(format!("a Pod that waits for its image is {}", state.phase))
         }
         PodKind::BootOnly if state.is_over() && harm.is_none() => {
@@ -100,7 +100,7 @@ fn judge_starts(kind: PodKind, harm: Harm, testimony: &Testimony, state: &PodSta
     let most = match kind {
         PodKind::Job { .. } => 1,
         PodKind::Retry => 2 + harm.kills,
-        PodKind::BootOnly | PodKind::AbsentImage | PodKind::Hostile(_) => return Ok(()),
+        PodKind::BootOnly | PodKind::BadImage(_) | PodKind::Hostile(_) => return Ok(()),
     };
     if *begins > most {
         return Err(format!("its command has begun {begins} times, and not {most} times at most"));
@@ -122,7 +122,7 @@ fn judge_end(kind: PodKind, harm: Harm, testimony: &Testimony, end: &ContainerEn
     let is_stopped = harm.is_deleted && matches!(*code, 0 | TERMINATED);
     let is_broken = harm != Harm::default() && matches!(*code, KILLED | NOT_STARTED);
     match kind {
-        PodKind::Hostile(_) | PodKind::AbsentImage => Ok(()),
+        PodKind::Hostile(_) | PodKind::BadImage(_) => Ok(()),
         _ if is_stopped || is_broken => Ok(()),
         // tart was killed, and says so by the code of its own process.
         PodKind::BootOnly | PodKind::Job { .. } | PodKind::Retry
@@ -146,7 +146,7 @@ pub(crate) fn settled(kind: PodKind, harm: Harm, state: &PodState) -> Result<(),
         PodKind::Retry => state.phase == "Succeeded",
         PodKind::BootOnly if harm.is_none() => state.phase == "Running" && state.restarts == 0,
         PodKind::BootOnly => state.is_over() || state.phase == "Running",
-        PodKind::AbsentImage => {
+        PodKind::BadImage(_) => {
             matches!(state.waiting.as_deref(), Some("ErrImagePull" | "ImagePullBackOff"))
         }
         PodKind::Hostile(_) => true,
@@ -156,6 +156,7 @@ pub(crate) fn settled(kind: PodKind, harm: Harm, state: &PodState) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use super::super::pod_kind::ImageFlaw;
     use super::*;
 
     fn ended(phase: &str, code: i32, reason: &str) -> PodState {
@@ -219,6 +220,24 @@ mod tests {
             ..PodState::default()
         };
         assert!(judge(PodKind::BootOnly, Harm::default(), &wrote(&[]), &evicted).is_err());
+    }
+
+    #[test]
+    fn a_pod_never_runs_with_an_image_that_it_must_not_have() {
+        let (none, nothing) = (Harm::default(), wrote(&[]));
+        let state = |phase: &str, waiting: Option<&str>| PodState {
+            phase: phase.to_owned(),
+            waiting: waiting.map(str::to_owned),
+            ..PodState::default()
+        };
+        for flaw in [ImageFlaw::Absent, ImageFlaw::AlteredDisk, ImageFlaw::WrongManifest] {
+            let pod = PodKind::BadImage(flaw);
+            let refused = state("Pending", Some("ErrImagePull"));
+            assert!(judge(pod, none, &nothing, &refused).is_ok() && settled(pod, none, &refused).is_ok());
+            assert!(judge(pod, none, &nothing, &state("Running", None)).is_err());
+            assert!(judge(pod, none, &nothing, &ended("Succeeded", 0, "Completed")).is_err());
+            assert!(settled(pod, none, &state("Pending", Some("ContainerCreating"))).is_err());
+        }
     }
 
     #[test]

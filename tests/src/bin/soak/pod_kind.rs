@@ -14,6 +14,12 @@ pub(crate) const HOSTILE_IMAGE: &str = "registry.test/hostile/image:1";
 pub(crate) const HALTING_IMAGE: &str = "registry.test/hostile/halts:1";
 /// No registry has it.
 const ABSENT_IMAGE: &str = "registry.test/macos/absent:1";
+/// The repository whose registry serves another disk than the manifest names.
+pub(crate) const ALTERED_REPOSITORY: &str = "registry.test/hostile/altered";
+/// The repository whose registry answers with its only image, whatever digest it is asked for.
+pub(crate) const WRONG_REPOSITORY: &str = "registry.test/hostile/wrong";
+/// The number of CPUs by which a VM of an image with other content than its digest says is known. No other image has it.
+pub(crate) const FORGED_CPUS: u32 = 13;
 
 /// What a Pod is meant to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +30,21 @@ pub(crate) enum PodKind {
     Retry,
     /// A VM without a command.
     BootOnly,
-    /// A Pod whose image does not exist.
-    AbsentImage,
+    /// A Pod whose image cannot be used.
+    BadImage(ImageFlaw),
     /// A Pod whose guest, or whose VM, does harm.
     Hostile(Hostility),
+}
+
+/// Why a Pod never gets its image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ImageFlaw {
+    /// No registry has it.
+    Absent,
+    /// Its disk is not what its manifest says.
+    AlteredDisk,
+    /// It is asked for by digest, and the registry answers with another one.
+    WrongManifest,
 }
 
 /// What a hostile guest does, or makes tart do.
@@ -62,7 +79,11 @@ impl PodKind {
             0..5 => Self::Job { code: CODES[random.usize(..CODES.len())] },
             5 => Self::Retry,
             6 | 7 => Self::BootOnly,
-            8 => Self::AbsentImage,
+            8 => Self::BadImage(match random.u8(..3) {
+                0 => ImageFlaw::Absent,
+                1 => ImageFlaw::AlteredDisk,
+                _ => ImageFlaw::WrongManifest,
+            }),
             _ => Self::Hostile(match random.u8(..4) {
                 0 => Hostility::Halts,
                 1 => Hostility::Floods,
@@ -76,13 +97,18 @@ impl PodKind {
         matches!(self, Self::Hostile(_))
     }
 
-    fn image(self, random: &mut Rng) -> &'static str {
-        match self {
-            Self::AbsentImage => ABSENT_IMAGE,
+    fn image(self, random: &mut Rng) -> String {
+        let image = match self {
+            Self::BadImage(ImageFlaw::Absent) => ABSENT_IMAGE,
+            Self::BadImage(ImageFlaw::AlteredDisk) => return format!("{ALTERED_REPOSITORY}:1"),
+            Self::BadImage(ImageFlaw::WrongManifest) => {
+                return format!("{WRONG_REPOSITORY}@sha256:{}", "0".repeat(64));
+            }
             Self::Hostile(Hostility::Halts) => HALTING_IMAGE,
             Self::Hostile(_) => HOSTILE_IMAGE,
             Self::Job { .. } | Self::Retry | Self::BootOnly => GOOD_IMAGES[random.usize(..GOOD_IMAGES.len())],
-        }
+        };
+        image.to_owned()
     }
 
     /// The command writes down that it begins and that it ends. The host reads it in a directory that only this Pod has.
@@ -102,7 +128,7 @@ impl PodKind {
                 "{begin}; for i in 1 2 3; do (sleep 1000 &) ; done; head -c 4000000 /dev/zero; {}",
                 ends(9)
             )),
-            Self::BootOnly | Self::AbsentImage | Self::Hostile(_) => None,
+            Self::BootOnly | Self::BadImage(_) | Self::Hostile(_) => None,
         }
     }
 

@@ -20,10 +20,13 @@ use tart_kubelet_tests::wait::eventually;
 use tokio::time::sleep;
 
 use super::action::{Action, ApiPath, MacFault};
-use super::api_call::ApiCalls;
+use super::api_call::{ApiCalls, SLOW};
 use super::evidence::{self, ForeignVm};
 use super::oracle::{self, Harm};
-use super::pod_kind::{GOOD_IMAGES, HALTING_IMAGE, HOSTILE_IMAGE, Hostility, PodKind};
+use super::pod_kind::{
+    ALTERED_REPOSITORY, FORGED_CPUS, GOOD_IMAGES, HALTING_IMAGE, HOSTILE_IMAGE, Hostility, PodKind,
+    WRONG_REPOSITORY,
+};
 use super::pod_watch::{PodWatch, SeenPod};
 
 /// How the names of a user's VMs begin: nearly as those of a Pod's.
@@ -97,6 +100,12 @@ impl World {
             mac.add_image(image, &json!({}))?;
         }
         mac.add_image(HALTING_IMAGE, &json!({"boot": ["/bin/sh", "-c", "sleep 0.3; shutdown -h now"]}))?;
+        for (repository, fault) in
+            [(ALTERED_REPOSITORY, Fault::AlteredDisk), (WRONG_REPOSITORY, Fault::WrongManifest)]
+        {
+            mac.add_image(&format!("{repository}:1"), &json!({"cpu": FORGED_CPUS}))?;
+            mac.set_fault(fault, repository)?;
+        }
         mac.set_gui_session(GuiSession::Open)?;
         mac.set_fault(Fault::Runs, "")?;
         // As `packaging/host/dhcp-lease-time.sh` sets it. A Mac that lends its 253 addresses for a day has none left after as many VMs.
@@ -176,7 +185,10 @@ impl World {
             Action::Wait => sleep(5 * PAUSE).await,
         }
         self.note_outage();
+        let begun = Instant::now();
         sleep(PAUSE).await;
+        // On a machine that has no time for this, an agent may not renew its Lease in time either.
+        self.may_be_unready |= begun.elapsed() > SLOW;
         Ok(())
     }
 
@@ -329,7 +341,7 @@ impl World {
         if self.faults.contains(&fault) {
             return Ok(());
         }
-        self.may_be_unready = true;
+        self.may_be_unready |= !fault.is_harmless();
         if !fault.is_harmless() {
             for record in &mut self.records {
                 let runs_once = self.watch.history.of(&record.uid).state.phase == "Running"
@@ -392,6 +404,7 @@ impl World {
     /// Looks at everything that must hold at any time.
     pub(crate) async fn check(&mut self) -> Result<()> {
         self.tally.vm_runs = evidence::no_vm_ran_twice(self.mac.host())?;
+        evidence::no_vm_of_forged_image(self.mac.tart_home())?;
         self.foreign.iter().try_for_each(ForeignVm::ensure_untouched)?;
         if let Some(running) = &self.running {
             running.process().ensure_running().context("the agent has ended by itself")?;
@@ -515,7 +528,7 @@ impl World {
         eventually("a Node that is ready", REST, async || self.node_is_ready().await).await
     }
 
-    /// What the world was like, for someone who looks for the reason of a violation.
+    /// What the world was like, for the person who looks for the reason of a violation.
     pub(crate) fn keep_evidence(&self, directory: &Path) -> Result<()> {
         std::fs::create_dir_all(directory)?;
         std::fs::write(directory.join("world"), format!("{self:#?}\n"))?;

@@ -48,6 +48,8 @@ pub(super) enum Parameter {
     SpaceCommands,
     /// Names of VMs; none, and `*`, stand for all of them.
     VmNames,
+    /// Names of repositories, with their hosts; none, and `*`, stand for all of them.
+    Repositories,
     /// See [`latencies`].
     Latencies,
     /// See [`release`].
@@ -80,7 +82,7 @@ impl Parameter {
             Self::Nothing => text.is_empty(),
             Self::Commands => words(COMMANDS),
             Self::SpaceCommands => words(SPACE_COMMANDS),
-            Self::VmNames | Self::Reason => true,
+            Self::VmNames | Self::Repositories | Self::Reason => true,
             Self::Latencies => latencies(text).is_some(),
             Self::Release => release(text).is_some(),
             Self::Outages => Outage::parse_lines(text).is_some(),
@@ -103,6 +105,7 @@ impl fmt::Display for Parameter {
             Self::Commands => "commands",
             Self::SpaceCommands => "commands (`clone`, `pull`, `import`, `set`, `run`)",
             Self::VmNames => "names of VMs",
+            Self::Repositories => "names of repositories (default: all)",
             Self::Latencies => "`20ms`, `list=1s get=20ms`",
             Self::Release => "`2.30.0`, `SNAPSHOT`",
             Self::Outages => "outages, one a line",

@@ -81,10 +81,10 @@ faults! {
             "requests to registries fail or stall"
         InstantPull "instant-pull" (Parameter::Nothing)
             "pulls take no time from now on, whatever the image says"
-        WrongManifest "wrong-manifest" (Parameter::Nothing)
-            "a registry that is asked for a digest answers with the manifest of another image of the repository"
-        AlteredDisk "altered-disk" (Parameter::Nothing)
-            "registries serve other layers of a disk than the manifest names"
+        WrongManifest "wrong-manifest" (Parameter::Repositories)
+            "a registry that is asked for a digest in one of these repositories answers with the manifest of another image there"
+        AlteredDisk "altered-disk" (Parameter::Repositories)
+            "registries serve other layers of a disk than the manifest names, for images of these repositories"
         NoSpace "no-space" (Parameter::SpaceCommands)
             "the copy, or the start, fails because the disk is full"
         StallCopy "stall-copy" (Parameter::Nothing)

@@ -63,6 +63,11 @@ impl RemoteName {
         }
     }
 
+    /// The repository with its host.
+    pub(crate) fn repository(&self) -> String {
+        format!("{}/{}", self.host, self.namespace)
+    }
+
     /// The same repository's image with this digest.
     pub(crate) fn with_digest(&self, digest: &str) -> Self {
         Self { reference: Reference::Digest(digest.into()), ..self.clone() }

@@ -67,7 +67,7 @@ pub(crate) fn populate(home: &Home, name: &RemoteName, remote: &RemoteImage) -> 
     let digest = name.with_digest(&remote.manifest.digest);
     if !cache.exists(&digest) {
         let tmp = home.temporary()?;
-        unpack(remote, tmp.vm()).and_then(|()| cache.adopt(&digest, &tmp)).map_err(Error::other)?;
+        unpack(name, remote, tmp.vm()).and_then(|()| cache.adopt(&digest, &tmp)).map_err(Error::other)?;
     }
     cache.link(name, &digest).map_err(Error::other)
 }
@@ -143,7 +143,7 @@ fn layers(
         progress.show(percent);
     }
     stdout::line("pulling NVRAM...");
-    unpack(remote, tmp).map_err(hopeless)
+    unpack(name, remote, tmp).map_err(hopeless)
 }
 
 /// The volume is full. Releases before 2.24 crash.
@@ -167,7 +167,7 @@ fn step(duration: Duration) -> u32 {
 }
 
 /// Makes the VM directory that an image unpacks to.
-fn unpack(remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
+fn unpack(name: &RemoteName, remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
     home::remove(&target.guest_path())?;
     fs::create_dir(target.guest_path())?;
     fs::copy(remote.dir.join("image.json"), target.image_path())?;
@@ -182,7 +182,7 @@ fn unpack(remote: &RemoteImage, target: &VmDir) -> io::Result<()> {
     fs::write(target.path().join("manifest.json"), &remote.manifest.text)?;
     target.resize_disk(remote.image.disk_bytes())?;
     let mut head = remote.manifest.disk_head.clone();
-    if faults::is_on(Fault::AlteredDisk) {
+    if faults::is_on_for(Fault::AlteredDisk, &name.repository()) {
         head.reverse();
     }
     OpenOptions::new().write(true).open(target.disk_path())?.write_all(&head)

@@ -60,7 +60,7 @@ impl Registry {
         let found = match &name.reference {
             Reference::Tag(tag) => image(repository.join(tag))?,
             Reference::Digest(digest) => {
-                let is_wrong = faults::is_on(Fault::WrongManifest);
+                let is_wrong = faults::is_on_for(Fault::WrongManifest, &name.repository());
                 images(&repository)?.into_iter().find(|image| (image.manifest.digest == *digest) != is_wrong)
             }
         };

@@ -182,6 +182,43 @@ async fn volume_without_space_frees_an_image() -> Result<()> {
 }
 
 #[tokio::test]
+async fn pod_on_a_disk_with_few_blocks_left_starts_or_says_why_not() -> Result<()> {
+    let Some((scene, disk, state, _running)) = shared_disk("few-blocks").await? else { return Ok(()) };
+    // The agent cannot delete this image.
+    pod(&scene, "holder", "b").create_until("Running").await?;
+    // Each number has another record be the first one without space.
+    for blocks in 1u64..9 {
+        let name = format!("blocks-{blocks}");
+        // An earlier bad day has taken the reserve.
+        std::fs::remove_file(state.join("reserve")).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        })?;
+        disk.fill_but(blocks << 12)?;
+        pod(&scene, &name, "b").command(["true"]).create().await?;
+        wait::eventually("a Pod that starts or says why not", DEADLINE, async || {
+            let described = scene.kubectl.run(["describe", "pod", &name]).await?;
+            let is_over = matches!(scene.pods.get(&name).await?.phase(), "Succeeded" | "Failed");
+            ensure!(
+                is_over || described.contains("free some disk space on the host"),
+                "{blocks}: {described}"
+            );
+            Ok(())
+        })
+        .await?;
+        disk.fill(0)?;
+        scene.delete(&name).await?;
+        wait::eventually("a Mac without the Pod's VM", DEADLINE, async || {
+            let vms = scene.vms().await?;
+            ensure!(vms.len() == 1, "it has {vms:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn environment_without_space_frees_an_image() -> Result<()> {
     let Some((scene, disk, _state, _running)) = shared_disk("environment").await? else { return Ok(()) };
     let value = scene.mac.host().join("value");

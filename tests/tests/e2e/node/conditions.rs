@@ -8,7 +8,7 @@ use tart_kubelet_tests::mac::{Fault, GuiSession};
 use tart_kubelet_tests::wait;
 
 use crate::disk_space::{MIB, small_disk};
-use crate::scene::{DEADLINE, NodeView as _, PodView as _, Scene};
+use crate::scene::{DEADLINE, IMAGE, NodeView as _, PodView as _, Scene};
 
 /// Waits until the Node is not ready for a reason, and an Event of the agent says so: the control plane's Event does not know the reason.
 async fn not_ready(scene: &Scene, because: &str) -> Result<()> {
@@ -134,6 +134,23 @@ async fn node_stays_ready_when_pods_of_one_image_fail_as_if_there_were_no_sessio
     not_ready(&scene, "NoGuiSession").await?;
     let said = complaints(&agent)?;
     ensure!(said.len() == 1 && said[0].contains("two Pods with different images"), "{said:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn two_broken_images_leave_a_mac_with_session_and_keychain_ready() -> Result<()> {
+    let scene = Scene::new("two-broken").await?;
+    scene.mac.set_gui_session(GuiSession::Open)?;
+    let agent = scene.start(&scene.agent).await?;
+    scene.mac.set_fault(Fault::VzInternal, "")?;
+    let other = "registry.test/macos/other:1";
+    scene.mac.add_image(other, &json!({"cpu": 5}))?;
+    for (pod, image) in [("one", IMAGE), ("two", other), ("three", IMAGE)] {
+        scene.pod(pod).image(image).restart_policy("Never").create_until("Failed").await?;
+    }
+    // What has failed was reported before the Pod's end. A renewal later, its effect on the Node has been written.
+    scene.next_lease_renewal().await?;
+    ensure!(complaints(&agent)?.is_empty(), "{:?}", complaints(&agent)?);
     Ok(())
 }
 

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{FileError, StateDir, VmRun};
 use crate::fs::file;
 use crate::names::VmName;
+use crate::state::{FileError, StateDir, VmRun};
 use crate::tart::Tart;
 
 /// Why a state directory cannot be used with a tart home.
@@ -45,7 +45,7 @@ impl StateDir {
     /// spoilt belongs to the home that has one of its VMs.
     pub(crate) fn belong_to(&self, tart: &Tart) -> Result<(), TartHomeRecordError> {
         let (path, home) = (self.path().join("tart-home.json"), tart.home());
-        let is_spoilt = file::is_spoilt::<PathBuf>(&path)?;
+        let is_spoilt = file::condition::<PathBuf>(&path)?.is_unreadable();
         let before = if is_spoilt { None } else { file::read::<PathBuf>(&path)? };
         if before.as_deref() == Some(home) {
             return Ok(());

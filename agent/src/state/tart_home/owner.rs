@@ -78,9 +78,9 @@ pub(crate) enum TartHomeError {
 }
 
 /// The content of tart-kubelet.json.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-enum Owner {
+pub(in crate::state) enum Owner {
     /// Written by an agent that has no identity yet, or by an older one.
     Node(String),
     Member {

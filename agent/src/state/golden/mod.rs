@@ -3,38 +3,18 @@
 //! `golden/<release>/` has each file as that release writes it. Those of this release are compared with what it writes: if a format
 //! changes after the release, the new files belong to a folder of their own, and the old ones stay.
 
-use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use super::tart_home::owner::Owner;
 use super::*;
+use crate::identity::Cluster;
 use crate::names::PodName;
-use crate::testing::at;
-
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/state/golden");
-
-fn read_all<T: DeserializeOwned>(name: &str) -> Vec<T> {
-    let releases = fs::read_dir(FOLDER).unwrap().map(|entry| entry.unwrap().path());
-    let files = releases.map(|release| release.join(name)).filter(|file| file.exists());
-    files.map(|file| serde_json::from_str(&fs::read_to_string(&file).unwrap()).expect(name)).collect()
-}
-
-/// Each release's file is this value, and this release writes it so.
-fn is_read_and_written<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(name: &str, value: &T) {
-    let path = Path::new(FOLDER).join(env!("CARGO_PKG_VERSION")).join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        fs::write(&path, serde_json::to_string_pretty(value).unwrap() + "\n").unwrap();
-    }
-    let written: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    assert_eq!(json!(value), written, "{name} has another format now");
-    for read in read_all::<T>(name) {
-        assert_eq!(&read, value, "{name}");
-    }
-}
+use crate::testing::{at, is_read_and_written};
 
 #[test]
 fn files_of_every_release_are_read() {
@@ -85,6 +65,33 @@ fn files_of_every_release_are_read() {
     is_read_and_written("init-vm-spec.json", &ShimSpec { init_before, main_restarts: Some(0), ..spec });
     let initialized = Outcome { ending: Ending::Initialized, started_at: None, finished_at: at(9) };
     is_read_and_written("init-vm-outcome.json", &initialized);
+}
+
+#[test]
+fn files_between_agent_and_shim_of_every_release_are_read() {
+    let notice = Notice { reason: "FailedPreStopHook".to_owned(), message: "why".to_owned() };
+    is_read_and_written("notices.json", &vec![notice]);
+    let request = CommandRequest { container: "main".to_owned(), restarts: 2 };
+    is_read_and_written("command-request.json", &request);
+    let command = GuestCommand::example(&["tool", "argument"]);
+    is_read_and_written("command-response.json", &CommandResponse { request, command });
+    let words = |text: &str| vec![text.to_owned()];
+    let last = LastCommand {
+        container: "main".to_owned(),
+        started_at: at(5),
+        exit_code_line: words("code"),
+        exec_line: words("exec"),
+        kill_line: words("kill"),
+    };
+    is_read_and_written("last-command.json", &last);
+}
+
+#[test]
+fn records_of_every_release_are_read() {
+    is_read_and_written("evicted.json", &"The node was low on resource: ephemeral-storage.".to_owned());
+    is_read_and_written("tart-home.json", &PathBuf::from("/Users/admin/.tart"));
+    let cluster = Cluster { server: "https://a:6443/".to_owned(), authorities: ["digest".to_owned()].into() };
+    is_read_and_written("tart-kubelet.json", &Owner::Member { node: "mac-1".to_owned(), cluster });
 }
 
 /// Reads a value, and writes it back.
