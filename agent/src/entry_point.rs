@@ -167,7 +167,7 @@ fn run_pull(args: &PullArgs) -> Result<bool, String> {
 }
 
 fn print_completions(shell: manual::Shell) -> Result<(), String> {
-    let script = manual::completions(Cli::command(), shell);
+    let script = manual::completions(&Cli::command(), "tart-kubelet", shell);
     io::stdout().write_all(&script).map_err(|error| format!("cannot print: {error}"))
 }
 

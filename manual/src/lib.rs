@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use clap::{Command, ValueEnum};
+use clap_mangen::Man;
 
 /// A shell that can complete commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -16,24 +17,41 @@ pub enum Shell {
     Fish,
 }
 
-/// The script by which a shell completes a program's commands and flags.
-pub fn completions(mut program: Command, shell: Shell) -> Vec<u8> {
+/// The script by which a shell completes a program's commands and flags, but for commands that are hidden.
+pub fn completions(program: &Command, name: &'static str, shell: Shell) -> Vec<u8> {
     use clap_complete::aot::{Shell as Known, generate};
     let shell = match shell {
         Shell::Bash => Known::Bash,
         Shell::Zsh => Known::Zsh,
         Shell::Fish => Known::Fish,
     };
-    let name = program.get_name().to_owned();
+    // The generators show hidden commands, too, and none can be taken away.
+    let mut shown = Command::new(name)
+        // No shell shows it, but it brings the flag.
+        .version("")
+        .args(program.get_arguments().cloned())
+        .groups(program.get_groups().cloned())
+        .subcommands(program.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
     let mut script = Vec::new();
-    generate(shell, &mut program, name, &mut script);
+    generate(shell, &mut shown, name, &mut script);
     script
 }
 
 /// Writes a man page for the program and for each of its commands into a directory, which is made if it is missing.
 pub fn write_pages(program: Command, directory: &Path) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
-    clap_mangen::generate_to(program, directory)
+    let source = format!("{} {}", program.get_name(), program.get_version().unwrap_or_default());
+    let mut program = program.disable_help_subcommand(true);
+    program.build();
+    let mut open = vec![program];
+    while let Some(command) = open.pop() {
+        open.extend(command.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
+        let page = Man::new(command).source(&source).manual("tart-kubelet");
+        let mut text = Vec::new();
+        page.render(&mut text)?;
+        std::fs::write(directory.join(page.get_filename()), text)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -45,6 +63,8 @@ mod tests {
     fn program() -> Command {
         let pull = Command::new("pull").arg(Arg::new("quiet").long("quiet"));
         Command::new("program")
+            .version("1.2.3")
+            .arg(Arg::new("node").long("node"))
             .subcommand(Command::new("images").subcommand(pull))
             .subcommand(Command::new("shim").hide(true))
     }
@@ -52,8 +72,11 @@ mod tests {
     #[test]
     fn each_shell_is_told_the_commands_and_flags() {
         for shell in Shell::value_variants() {
-            let script = String::from_utf8(completions(program(), *shell)).unwrap();
-            assert!(script.contains("images") && script.contains("quiet"), "{shell:?}: {script}");
+            let script = String::from_utf8(completions(&program(), "program", *shell)).unwrap();
+            for word in ["images", "quiet", "node", "version"] {
+                assert!(script.contains(word), "{shell:?} knows no {word}: {script}");
+            }
+            assert!(!script.contains("shim"), "{shell:?}: {script}");
         }
     }
 
@@ -70,6 +93,6 @@ mod tests {
             ["program-images-pull.1", "program-images.1", "program.1"]
         );
         let page = std::fs::read_to_string(pages.join("program-images-pull.1")).unwrap();
-        assert!(page.contains(".TH") && page.contains("quiet"), "{page}");
+        assert!(page.contains(".TH") && page.contains("program 1.2.3") && page.contains("quiet"), "{page}");
     }
 }

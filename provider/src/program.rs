@@ -55,7 +55,7 @@ pub fn run(version: &'static str) -> ExitCode {
             SubCommand::Host(command) => run_host(command).await,
             SubCommand::Manager(args) => Box::pin(run_manager(*args)).await.map(|()| true),
             SubCommand::Completions { shell } => {
-                let script = manual::completions(definition, shell);
+                let script = manual::completions(&definition, "tart-provider", shell);
                 let printed = io::stdout().write_all(&script);
                 printed.map(|()| true).map_err(|error| format!("cannot print: {error}"))
             }
