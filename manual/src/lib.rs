@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 
 use clap::{Command, ValueEnum};
+use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 
 /// A shell that can complete commands.
@@ -19,12 +20,6 @@ pub enum Shell {
 
 /// The script by which a shell completes a program's commands and flags, but for commands that are hidden.
 pub fn completions(program: &Command, name: &'static str, shell: Shell) -> Vec<u8> {
-    use clap_complete::aot::{Shell as Known, generate};
-    let shell = match shell {
-        Shell::Bash => Known::Bash,
-        Shell::Zsh => Known::Zsh,
-        Shell::Fish => Known::Fish,
-    };
     // The generators show hidden commands, too, and none can be taken away.
     let mut shown = Command::new(name)
         // No shell shows it, but it brings the flag.
@@ -33,7 +28,12 @@ pub fn completions(program: &Command, name: &'static str, shell: Shell) -> Vec<u
         .groups(program.get_groups().cloned())
         .subcommands(program.get_subcommands().filter(|command| !command.is_hide_set()).cloned());
     let mut script = Vec::new();
-    generate(shell, &mut shown, name, &mut script);
+    // Not by their enum of all shells: the program would have the code for each.
+    match shell {
+        Shell::Bash => generate(Bash, &mut shown, name, &mut script),
+        Shell::Zsh => generate(Zsh, &mut shown, name, &mut script),
+        Shell::Fish => generate(Fish, &mut shown, name, &mut script),
+    }
     script
 }
 
