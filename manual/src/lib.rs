@@ -30,11 +30,21 @@ pub fn completions(program: &Command, name: &'static str, shell: Shell) -> Vec<u
     let mut script = Vec::new();
     // Not by their enum of all shells: the program would have the code for each.
     match shell {
-        Shell::Bash => generate(Bash, &mut shown, name, &mut script),
+        Shell::Bash => {
+            generate(Bash, &mut shown, name, &mut script);
+            script = with_one_name(&script, name);
+        }
         Shell::Zsh => generate(Zsh, &mut shown, name, &mut script),
         Shell::Fish => generate(Fish, &mut shown, name, &mut script),
     }
     script
+}
+
+/// bash's script with one name for the program. `clap_complete` 4.6.11 has two for a program with a dash in its name, `a__b` and `a__subcmd__b`, and
+/// such a script completes no flag of a command.
+fn with_one_name(script: &[u8], name: &str) -> Vec<u8> {
+    let script = String::from_utf8_lossy(script);
+    script.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__")).into_bytes()
 }
 
 /// Writes a man page for the program and for each of its commands into a directory, which is made if it is missing.
@@ -62,7 +72,7 @@ mod tests {
 
     fn program() -> Command {
         let pull = Command::new("pull").arg(Arg::new("quiet").long("quiet"));
-        Command::new("program")
+        Command::new("a-program")
             .version("1.2.3")
             .arg(Arg::new("node").long("node"))
             .subcommand(Command::new("images").subcommand(pull))
@@ -72,11 +82,12 @@ mod tests {
     #[test]
     fn each_shell_is_told_the_commands_and_flags() {
         for shell in Shell::value_variants() {
-            let script = String::from_utf8(completions(&program(), "program", *shell)).unwrap();
+            let script = String::from_utf8(completions(&program(), "a-program", *shell)).unwrap();
             for word in ["images", "quiet", "node", "version"] {
                 assert!(script.contains(word), "{shell:?} knows no {word}: {script}");
             }
             assert!(!script.contains("shim"), "{shell:?}: {script}");
+            assert!(!script.contains("a__subcmd__program"), "{shell:?} has two names for it: {script}");
         }
     }
 
@@ -90,9 +101,9 @@ mod tests {
             names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         assert_eq!(
             names.iter().map(String::as_str).collect::<Vec<_>>(),
-            ["program-images-pull.1", "program-images.1", "program.1"]
+            ["a-program-images-pull.1", "a-program-images.1", "a-program.1"]
         );
-        let page = std::fs::read_to_string(pages.join("program-images-pull.1")).unwrap();
-        assert!(page.contains(".TH") && page.contains("program 1.2.3") && page.contains("quiet"), "{page}");
+        let page = std::fs::read_to_string(pages.join("a-program-images-pull.1")).unwrap();
+        assert!(page.contains(".TH") && page.contains("a-program 1.2.3") && page.contains("quiet"), "{page}");
     }
 }

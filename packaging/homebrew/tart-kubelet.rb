@@ -43,6 +43,6 @@ class TartKubelet < Formula
 
   test do
     assert_match version.to_s, shell_output("#{bin}/tart-kubelet --version")
-    assert_match "_tart-kubelet", shell_output("#{bin}/tart-kubelet completions bash")
+    assert_match "complete -F", shell_output("#{bin}/tart-kubelet completions bash")
   end
 end

@@ -115,9 +115,11 @@ fn offered(program: &Path, words: &[&str]) -> Result<BTreeSet<String>> {
     let list = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
     let last = words.len() - 1;
     let previous = words[last - 1];
+    // The script says itself which function completes the program.
     let script = format!(
         "source <('{}' completions bash) && COMP_WORDS=({list}) && COMP_CWORD={last} && \
-         \"_{name}\" '{name}' '{}' '{previous}' && printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+         registered=$(complete -p '{name}') && function=${{registered#*-F }} && \
+         ${{function%% *}} '{name}' '{}' '{previous}' && printf '%s\\n' \"${{COMPREPLY[@]}}\"",
         program.display(),
         words[last],
     );
