@@ -40,8 +40,8 @@ pub fn completions(program: &Command, name: &'static str, shell: Shell) -> Vec<u
     script
 }
 
-/// bash's script with one name for the program. `clap_complete` 4.6.11 has two for a program with a dash in its name, `a__b` and `a__subcmd__b`, and
-/// such a script completes no flag of a command.
+/// bash's script with one name for the program. `clap_complete` 4.6.11 has two for a program with a dash in its name, `a__b` and
+/// `a__subcmd__b`, and such a script completes no flag of a command.
 fn with_one_name(script: &[u8], name: &str) -> Vec<u8> {
     let script = String::from_utf8_lossy(script);
     script.replace(&name.replace('-', "__subcmd__"), &name.replace('-', "__")).into_bytes()
