@@ -65,6 +65,7 @@ impl Row {
     }
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields so")]
 fn word<S: Serializer>(action: &GcAction, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(action.as_str())
 }
