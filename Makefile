@@ -42,7 +42,7 @@ test-older: assets build ## Run agent and shim of different releases together; O
 	@$(say) "the agent of $(OLDER)"
 	@commit=$$(git rev-parse --verify --quiet "$(OLDER)^{commit}") || { echo "$(OLDER) is no commit of this repository; a shallow clone lacks it"; exit 1; }; \
 	tree="$(abspath $(BUILT))/older/$$commit" && mkdir -p "$$tree" && git archive "$$commit" | tar -x -C "$$tree" && \
-	CARGO_TARGET_DIR="$$tree/target" $(CARGO) build --locked -p tart-kubelet --manifest-path "$$tree/Cargo.toml" && \
+	CARGO_TARGET_DIR="$$tree/target" $(CARGO) build --locked --bin tart-kubelet --manifest-path "$$tree/Cargo.toml" && \
 	TART_KUBELET_OLDER_BINARY="$$tree/target/debug/tart-kubelet" RUST_TEST_THREADS=2 \
 		$(CARGO) test --locked -p tart-kubelet-tests --test e2e -- --ignored $(or $(T),older_release::)
 
@@ -57,7 +57,7 @@ test-chart: assets build ## Run the tests of the Helm chart with real helm and C
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure, or for all whose names begin so
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
 	@$(say) "building the release binaries (some minutes when they are not there yet)"
-	$(CARGO) build --locked --release -p tart-kubelet -p tart-provider -p tart-sim
+	$(CARGO) build --locked --release -p tart-kubelet-main -p tart-provider-main -p tart-sim
 	@$(say) "bench"
 	@TART_KUBELET_BINARY=$(BUILT)/release/tart-kubelet TART_PROVIDER_BINARY=$(BUILT)/release/tart-provider TART_SIM_BINARY=$(BUILT)/release/tart $(BUILT)/debug/bench $(BENCH)
 

@@ -14,18 +14,18 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{fmt, registry};
 
-use crate::cli::images_pull::{self, Said};
+use crate::cli::pull_printer::PullPrinter;
 use crate::cli::{
-    AgentArgs, Cli, DoctorArgs, GcArgs, ImagesCommand, PullArgs, StatusArgs, SubCommand, gc_dry_run,
-    images_list, join,
+    AgentArgs, Cli, DoctorArgs, GcArgs, ImagesCommand, ListArgs, PullArgs, StatusArgs, SubCommand,
+    gc_dry_run, images_list, images_pull, join,
 };
 use crate::error_chain::chain;
 use crate::os::{log_file, open_files};
 use crate::{agent, shim};
 
-/// Runs what the command line asks for.
-pub fn run() -> ExitCode {
-    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+/// Runs what the command line asks for. `version` is the program's.
+pub fn run(version: &'static str) -> ExitCode {
+    let parsed = Cli::command().version(version).try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
     });
@@ -59,6 +59,11 @@ pub fn run() -> ExitCode {
             Err(message) => Err(message),
         },
         Some(SubCommand::Status(args)) => run_status(&args),
+        Some(SubCommand::Completions { shell }) => print_completions(shell),
+        Some(SubCommand::Man { directory }) => {
+            let written = manual::write_pages(Cli::command().version(version), &directory);
+            written.map_err(|error| format!("cannot write man pages into {}: {error}", directory.display()))
+        }
         None => run_agent(cli.agent),
     };
     match ended {
@@ -98,13 +103,13 @@ fn run_gc(args: &GcArgs) -> Result<(), String> {
         return Err(format!("{only}; `tart-kubelet gc --dry-run` shows what it would delete, and why"));
     }
     let runtime = start(&mut Builder::new_current_thread())?;
-    let table = runtime.block_on(gc_dry_run::table(&args.agent)).map_err(|error| chain(&error))?;
+    let table = runtime.block_on(gc_dry_run::table(args)).map_err(|error| chain(&error))?;
     print!("{table}");
     Ok(())
 }
 
 #[expect(clippy::print_stdout, reason = "the table that was asked for")]
-fn run_list(args: &AgentArgs) -> Result<(), String> {
+fn run_list(args: &ListArgs) -> Result<(), String> {
     print!("{}", images_list::table(args).map_err(|error| chain(&error))?);
     Ok(())
 }
@@ -150,13 +155,8 @@ fn run_status(args: &StatusArgs) -> Result<(), String> {
 
 fn run_pull(args: &PullArgs) -> Result<bool, String> {
     let runtime = start(&mut Builder::new_current_thread())?;
-    let pull = images_pull::pull(args, |said| {
-        // The terminal may be gone. The pull goes on, so that no tart is left behind.
-        let _ = match said {
-            Said::Progress(words) => writeln!(io::stdout(), "{words}"),
-            Said::Failure(words) => writeln!(io::stderr(), "tart-kubelet: {words}"),
-        };
-    });
+    let printer = PullPrinter::new(args.output);
+    let pull = images_pull::pull(args, |event| printer.print(event));
     runtime.block_on(async {
         tokio::select! {
             pulled = pull => pulled.map_err(|error| chain(&error)),
@@ -164,6 +164,11 @@ fn run_pull(args: &PullArgs) -> Result<bool, String> {
             ended = told_to_end() => Err(ended),
         }
     })
+}
+
+fn print_completions(shell: manual::Shell) -> Result<(), String> {
+    let script = manual::completions(&Cli::command(), "tart-kubelet", shell);
+    io::stdout().write_all(&script).map_err(|error| format!("cannot print: {error}"))
 }
 
 /// Waits for a signal that ends a sub-command.

@@ -13,6 +13,8 @@ class TartKubelet < Formula
   def install
     bin.install "tart-kubelet"
     pkgshare.install "dhcp-lease-time.sh"
+    man1.install Dir["man/*.1"]
+    generate_completions_from_executable(bin/"tart-kubelet", "completions", shells: [:bash, :zsh, :fish])
   end
 
   # An agent of the user who is logged in at the screen: macOS starts VMs for no other.
@@ -41,5 +43,6 @@ class TartKubelet < Formula
 
   test do
     assert_match version.to_s, shell_output("#{bin}/tart-kubelet --version")
+    assert_match "complete -F", shell_output("#{bin}/tart-kubelet completions bash")
   end
 end

@@ -1,11 +1,12 @@
 //! The `tart-provider` program: from its arguments to its exit code.
 
+use std::cell::OnceCell;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use launchd::{AGENT_PLIST, Host};
@@ -16,7 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{fmt, registry};
 
 use crate::artifact::Artifact;
-use crate::cli::{Cli, ConfigArgs, HostCommand, KeyArgs, ManagerArgs, SubCommand, password};
+use crate::cli::{Cli, ConfigArgs, Format, HostCommand, KeyArgs, ManagerArgs, SubCommand, password};
 use crate::error_chain::chain;
 use crate::host::firewall::FirewallConfig;
 use crate::host::{
@@ -25,16 +26,22 @@ use crate::host::{
 };
 use crate::manager::{self, ApiMachines};
 use crate::pool::Machines;
-use crate::progress::{self, Printer};
+use crate::progress::{self, MacJson, MacsJson, Printer, Seen};
 use crate::rollout::{self, Fared};
 use crate::ssh::{Connection, HostKeyPolicy, SshAddress, SshError, SshKey};
 
-/// Runs what the command line asks for.
-pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+/// Runs what the command line asks for. `version` is the program's.
+pub fn run(version: &'static str) -> ExitCode {
+    let definition = Cli::command().version(version);
+    let parsed = definition.clone().try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli,
+        // Help, version, and what is wrong with the command line.
+        Err(error) => error.exit(),
+    };
     let level = match &cli.command {
-        SubCommand::Host(_) => LevelFilter::WARN,
         SubCommand::Manager(_) => LevelFilter::INFO,
+        _ => LevelFilter::WARN,
     };
     let chosen = std::env::var("RUST_LOG").ok().and_then(|text| text.parse().ok());
     let filter = chosen.unwrap_or_else(|| Targets::new().with_default(level));
@@ -47,6 +54,16 @@ pub fn run() -> ExitCode {
         match cli.command {
             SubCommand::Host(command) => run_host(command).await,
             SubCommand::Manager(args) => Box::pin(run_manager(*args)).await.map(|()| true),
+            SubCommand::Completions { shell } => {
+                let script = manual::completions(&definition, "tart-provider", shell);
+                let printed = io::stdout().write_all(&script);
+                printed.map(|()| true).map_err(|error| format!("cannot print: {error}"))
+            }
+            SubCommand::Man { directory } => {
+                let written = manual::write_pages(definition, &directory).map(|()| true);
+                written
+                    .map_err(|error| format!("cannot write man pages into {}: {error}", directory.display()))
+            }
         }
     });
     // Work that is broken off is safe to repeat.
@@ -92,7 +109,8 @@ async fn run_host(command: HostCommand) -> Result<bool, String> {
             };
             let inputs = Inputs { password: Some(read.map_err(|error| chain(&error))?), ..Inputs::default() };
             let mac = connect(&args.ssh, &args.keys).await?;
-            Ok(take(mac, &args.keys, &steps, &Mode::Apply(inputs), &Printer::of_one()).await)
+            let seen = take(mac, &args.keys, &steps, &Mode::Apply(inputs), &Printer::of_one()).await;
+            Ok(seen.report.failed() == 0)
         }
         HostCommand::Plan(args) => on_macs(&args, &Mode::Plan, Begin::Anywhere).await,
         HostCommand::Roll(args) => {
@@ -122,9 +140,14 @@ enum Begin {
 
 /// One Mac of those that the command line names.
 struct Mac<'a> {
+    node: &'a str,
     address: &'a SshAddress,
+    /// What tells two configurations apart, in logs and by eye.
+    hash: String,
     steps: Vec<Step>,
     printer: Printer,
+    /// What was seen of it, once it was reached.
+    seen: OnceCell<Seen>,
 }
 
 /// Takes the Macs that the command line names through their steps.
@@ -143,10 +166,15 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
             name.ok_or_else(|| format!("{} has no name for its Node; put NODE= before it", target.address))?;
         let config =
             HostConfig { user: target.address.user.clone(), node_name: name.clone(), ..config.clone() };
-        let printer = if args.ssh.len() > 1 { Printer::of_several(name) } else { Printer::of_one() };
-        // The hash tells two configurations apart, in logs and by eye.
-        printer.line(&format!("configuration {}", config.hash().short()));
-        macs.push(Mac { address: &target.address, steps: config.steps(), printer });
+        let printer = match args.output {
+            Format::Json => Printer::silent(),
+            Format::Text if args.ssh.len() > 1 => Printer::of_several(name),
+            Format::Text => Printer::of_one(),
+        };
+        let hash = config.hash().short().to_string();
+        printer.line(&format!("configuration {hash}"));
+        let (node, address, steps) = (name.as_str(), &target.address, config.steps());
+        macs.push(Mac { node, address, hash, steps, printer, seen: OnceCell::new() });
     }
     let fared = rollout::each(&macs, args.concurrency.into(), args.keep_going, async |mac: &Mac<'_>| {
         let connection = connect(mac.address, &args.keys).await?;
@@ -157,9 +185,13 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
                 return Err(format!("{address} has no agent yet; `tart-provider host apply` installs it"));
             }
         }
-        Ok(take(connection, &args.keys, &mac.steps, mode, &mac.printer).await)
+        let seen = take(connection, &args.keys, &mac.steps, mode, &mac.printer).await;
+        Ok(mac.seen.get_or_init(|| seen).report.failed() == 0)
     })
     .await;
+    if args.output == Format::Json {
+        print_json(&macs, &fared, mode);
+    }
     if let [Fared::Refused(words)] = fared.as_slice() {
         return Err(words.clone());
     }
@@ -168,7 +200,7 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
             mac.printer.line(words);
         }
     }
-    if macs.len() > 1 {
+    if macs.len() > 1 && args.output == Format::Text {
         let all: Vec<_> = macs.iter().map(|mac| mac.printer.name()).zip(&fared).collect();
         Printer::of_one().line(&progress::summary_of_several(&all));
     }
@@ -176,6 +208,17 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
         return Err("nothing could be done".to_owned());
     }
     Ok(fared.iter().all(|fared| *fared == Fared::Well))
+}
+
+/// Prints how the Macs fared as one object.
+fn print_json(macs: &[Mac<'_>], fared: &[Fared], mode: &Mode) {
+    let macs = macs.iter().zip(fared).map(|(mac, fared)| {
+        let names = (mac.node, mac.address.to_string(), mac.hash.clone());
+        MacJson::new(names, (fared, mode), (&mac.steps, mac.seen.get()))
+    });
+    let object = serde_json::to_string_pretty(&MacsJson { macs: macs.collect() }).unwrap_or_default();
+    // A pipe that is gone changes nothing about the Macs.
+    let _ = writeln!(io::stdout(), "{object}");
 }
 
 /// What steps may need once.
@@ -251,8 +294,8 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
     })
 }
 
-/// Takes the Mac through the steps, and prints how each goes. Whether none failed.
-async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
+/// Takes the Mac through the steps, and prints how each goes. What was seen of it.
+async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> Seen {
     let host_key = match (&keys.host_key, &keys.known_hosts) {
         (None, None) => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
         _ => String::new(),
@@ -264,9 +307,10 @@ async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, 
         None => printer.start(name),
     })
     .await;
+    let host_key = mac.fingerprint().clone();
     mac.close().await;
     printer.line(&progress::summary(&report, mode));
-    report.failed() == 0
+    Seen { host_key, report }
 }
 
 async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, String> {

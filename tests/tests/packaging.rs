@@ -223,7 +223,10 @@ fn a_release_is_built_from_an_agent_that_was_built_elsewhere() -> Result<()> {
     std::fs::create_dir(copy.join("bin"))?;
     programs::write(&copy.join("bin/cargo"), "#!/bin/sh\n[ \"$1\" = run ] && echo '{}'\n")?;
     programs::write(&copy.join("bin/rustc"), "#!/bin/sh\necho /nonexistent\n")?;
-    programs::write(&copy.join("agent"), "#!/bin/sh\n")?;
+    programs::write(
+        &copy.join("agent"),
+        "#!/bin/sh\n[ \"$1\" != man ] || echo page >\"$2/tart-kubelet.1\"\n[ \"$1\" != completions ] || echo \"$2\"\n",
+    )?;
     let run = |agent: &str| {
         Command::new("sh")
             .arg(copy.join("packaging/release/build"))
@@ -247,6 +250,18 @@ fn a_release_is_built_from_an_agent_that_was_built_elsewhere() -> Result<()> {
     let formula = std::fs::read_to_string(copy.join("dist/tart-kubelet.rb"))?;
     ensure!(formula.contains(&format!("sha256 \"{sum}\"")) && !formula.contains('@'), "{formula}");
     ensure!(formula.contains(&format!("/v{version}/{archive}\"")), "{formula}");
+
+    let listed = Command::new("tar").arg("-tzf").arg(copy.join("dist").join(&archive)).output()?;
+    let listed = String::from_utf8(listed.stdout)?;
+    for file in
+        ["tart-kubelet", "man/tart-kubelet.1", "completions/_tart-kubelet", "completions/tart-kubelet.bash"]
+    {
+        ensure!(listed.lines().any(|line| line == format!("tart-kubelet/{file}")), "no {file} in:\n{listed}");
+    }
+    ensure!(
+        formula.contains("man1.install") && formula.contains("generate_completions_from_executable"),
+        "{formula}"
+    );
 
     let said = run("")?;
     ensure!(said.code == Some(0) && said.words.contains("cannot build for aarch64-apple-darwin"), "{said:?}");

@@ -7,6 +7,7 @@ use clap::Args;
 
 /// Flags for the kubelet API.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "The kubelet API")]
 pub(crate) struct ApiArgs {
     /// The address at which the agent serves the kubelet API, for kubectl logs and scrapers
     #[arg(long, default_value = "0.0.0.0")]

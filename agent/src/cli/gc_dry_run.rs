@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use kube::Api;
 
-use super::AgentArgs;
+use super::GcArgs;
 use super::gc_table::{Row, render};
 use crate::fs::file::FileError;
 use crate::gc::ages::Ages;
@@ -44,7 +44,7 @@ pub(crate) enum DryRunError {
 }
 
 /// A table of all that there is: keep or delete, and why.
-pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
+pub(crate) async fn table(GcArgs { agent: args, output, .. }: &GcArgs) -> Result<String, DryRunError> {
     let state = StateDir::at(&args.state_dir);
     let node = args.node_name(state.node_name()?, &HostFacts::discover().await.hostname)?;
     // Without a bootstrap this only reads.
@@ -63,7 +63,7 @@ pub(crate) async fn table(args: &AgentArgs) -> Result<String, DryRunError> {
     }
     let rows = judge(&observation).into_iter().map(Row::from).chain(images);
     let rows: Vec<Row> = if args.disable_vm_gc { rows.map(Row::disabled).collect() } else { rows.collect() };
-    Ok(render(&rows))
+    Ok(render(&rows, *output))
 }
 
 /// The images: those that the agent pulled, and all others in tart's cache.

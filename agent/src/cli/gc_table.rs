@@ -1,19 +1,24 @@
 //! The table of `tart-kubelet gc --dry-run`.
 
+use serde::{Serialize, Serializer};
+
 use crate::gc::orphan::{GcAction, JudgedSubject, Subject};
 use crate::image::gc;
+use crate::install::doctor::Format;
 use crate::names::ImageDigest;
 use crate::text_table::columns;
 
 const HEAD: [&str; 4] = ["KIND", "NAME", "DECISION", "WHY"];
 
 /// One line of the table.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     /// What it is, in one word.
     pub(crate) kind: &'static str,
     /// Its name.
     pub(crate) name: String,
+    /// What becomes of it.
+    #[serde(serialize_with = "word")]
     pub(crate) decision: GcAction,
     /// Why.
     pub(crate) why: String,
@@ -60,8 +65,20 @@ impl Row {
     }
 }
 
-/// The table.
-pub(crate) fn render(rows: &[Row]) -> String {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields so")]
+fn word<S: Serializer>(action: &GcAction, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(action.as_str())
+}
+
+/// The table, or an array of objects.
+pub(crate) fn render(rows: &[Row], format: Format) -> String {
+    match format {
+        Format::Text => text(rows),
+        Format::Json => serde_json::to_string_pretty(rows).unwrap_or_default() + "\n",
+    }
+}
+
+fn text(rows: &[Row]) -> String {
     let row = |row: &Row| {
         [row.kind.to_owned(), row.name.clone(), row.decision.as_str().to_owned(), row.why.clone()]
     };
@@ -92,7 +109,18 @@ mod tests {
         let expected = "KIND   NAME      DECISION   WHY\n\
              VM     builder   keep       not made by this agent\n\
              VM     tk-a-0    delete     no Pod of this Node has its UID, untouched for 3 h; it runs, and is stopped first\n";
-        assert_eq!(render(&rows()), expected);
+        assert_eq!(render(&rows(), Format::Text), expected);
+    }
+
+    #[test]
+    fn a_program_gets_the_same_as_objects() {
+        let rows: serde_json::Value = serde_json::from_str(&render(&rows(), Format::Json)).unwrap();
+        assert_eq!(
+            rows[0],
+            serde_json::json!({"kind": "VM", "name": "builder", "decision": "keep", "why": "not made by this agent"})
+        );
+        assert_eq!((&rows[1]["decision"], rows.as_array().unwrap().len()), (&"delete".into(), 2));
+        assert_eq!(render(&[], Format::Json), "[]\n");
     }
 
     #[test]

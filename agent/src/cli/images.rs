@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::AgentArgs;
+use super::{AgentArgs, examples};
 use crate::duration;
 use crate::image::gc::{BadWatermarks, ImageGcPolicy, Watermarks};
+use crate::install::doctor::Format;
 use crate::names::image::{BadImageName, check_name};
 
 /// Flags for images and their disk space.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Images and their disk space")]
 pub(crate) struct ImageArgs {
     /// How many images are pulled at the same time; tart itself pulls only one at a time from each registry
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=16))]
@@ -36,11 +38,11 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImagesCommand {
     /// Pulls images as the agent does for a Pod, through the agent if it runs. The agent owns them from then on, and deletes an unused
     /// one when the disk fills up
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = examples::IMAGES_PULL)]
     Pull(Box<PullArgs>),
     /// Shows the images on this host, the VMs that use them, and whether the agent pulled them
-    #[command(args_override_self = true)]
-    List(Box<AgentArgs>),
+    #[command(args_override_self = true, after_help = examples::IMAGES_LIST)]
+    List(Box<ListArgs>),
 }
 
 /// Which images to pull, with credentials. Each registry gets only its own credentials.
@@ -53,6 +55,20 @@ pub(crate) struct PullArgs {
     /// `TART_REGISTRY_PASSWORD` serve, too
     #[arg(long)]
     pub(crate) docker_config: Option<PathBuf>,
+    /// For whom the progress is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+    /// The flags that the agent is started with.
+    #[command(flatten)]
+    pub(crate) agent: AgentArgs,
+}
+
+/// Flags of `images list`.
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// For whom the table is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
     /// The flags that the agent is started with.
     #[command(flatten)]
     pub(crate) agent: AgentArgs,

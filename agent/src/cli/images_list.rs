@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::Serialize;
 
-use super::AgentArgs;
+use super::ListArgs;
 use super::images_pull::CommandError;
 use crate::duration::Approximate;
-use crate::image::ownership::{ImageRecord, KnownImage};
+use crate::image::ownership::ImageRecord;
+use crate::install::doctor::Format;
 use crate::names::{BaseName, ImageDigest};
 use crate::state::StateDir;
 use crate::tart::{CachedImage, Tart};
@@ -20,7 +22,7 @@ const NOTHING: &str = "-";
 const DIGITS: usize = 12;
 
 /// The table.
-pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
+pub(crate) fn table(ListArgs { output, agent: args }: &ListArgs) -> Result<String, CommandError> {
     let (state, tart) = (StateDir::at(&args.state_dir), Tart::new(&args.tart_binary));
     let record = state.images()?;
     let cached = tart.cached_images().map_err(CommandError::Cache)?;
@@ -44,7 +46,11 @@ pub(crate) fn table(args: &AgentArgs) -> Result<String, CommandError> {
         in_use: state.bases_in_use()?,
         record,
     };
-    Ok(render(&sight, Timestamp::now()))
+    let lines = sight.lines();
+    Ok(match output {
+        Format::Text => render(&lines, Timestamp::now()),
+        Format::Json => serde_json::to_string_pretty(&lines).unwrap_or_default() + "\n",
+    })
 }
 
 /// What the table shows.
@@ -58,39 +64,78 @@ struct Sight {
     in_use: Option<HashSet<BaseName>>,
 }
 
-fn render(sight: &Sight, now: Timestamp) -> String {
-    let mut lines = vec![HEAD.map(str::to_owned)];
-    for image in sight.cached.iter().chain(&sight.bases) {
-        let known = sight.record.images.iter().find(|known| known.digest == image.digest);
-        let inode = sight.inodes.iter().find(|(digest, _)| *digest == image.digest).map(|(_, inode)| *inode);
-        let is_base = inode.is_none();
-        lines.push([
-            name(image),
-            format!("sha256:{}", image.digest.hex().chars().take(DIGITS).collect::<String>()),
-            size(image.bytes),
-            known.map_or_else(|| NOTHING.to_owned(), |known| last_used(known, now)),
-            sight.needed_by(image).to_owned(),
-            if is_base || known.is_some_and(|known| known.is_own(inode)) { "agent" } else { "others" }
-                .to_owned(),
-        ]);
-    }
-    // A pull of which nothing is on the disk yet.
-    let tags: HashSet<&String> = sight.cached.iter().flat_map(|image| &image.tags).collect();
-    for pulled in sight.record.pulls().filter(|name| !tags.contains(&(*name).to_owned())) {
-        lines.push([pulled, NOTHING, NOTHING, NOTHING, "pull", "agent"].map(str::to_owned));
-    }
-    columns(&lines)
+/// One image, or a pull of which nothing is on the disk yet.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    /// What it is called, with tags; without a tag, its repository.
+    name: String,
+    digest: Option<ImageDigest>,
+    size_bytes: Option<u64>,
+    /// Known of images that the agent has used.
+    last_used_at: Option<Timestamp>,
+    /// What needs it: a VM or a pull.
+    needed_by: Option<&'static str>,
+    pulled_by: &'static str,
+}
+
+fn render(lines: &[Line], now: Timestamp) -> String {
+    let nothing = || NOTHING.to_owned();
+    let row = |line: &Line| {
+        [
+            line.name.clone(),
+            line.digest.as_ref().map_or_else(nothing, short),
+            line.size_bytes.map_or_else(nothing, size),
+            line.last_used_at.map_or_else(nothing, |at| ago(at, now)),
+            line.needed_by.unwrap_or(NOTHING).to_owned(),
+            line.pulled_by.to_owned(),
+        ]
+    };
+    let rows: Vec<_> = std::iter::once(HEAD.map(str::to_owned)).chain(lines.iter().map(row)).collect();
+    columns(&rows)
 }
 
 impl Sight {
-    fn needed_by(&self, image: &CachedImage) -> &'static str {
+    fn lines(&self) -> Vec<Line> {
+        let images = self.cached.iter().chain(&self.bases).map(|image| {
+            let known = self.record.images.iter().find(|known| known.digest == image.digest);
+            let inode =
+                self.inodes.iter().find(|(digest, _)| *digest == image.digest).map(|(_, inode)| *inode);
+            let is_base = inode.is_none();
+            Line {
+                name: name(image),
+                digest: Some(image.digest.clone()),
+                size_bytes: Some(image.bytes),
+                last_used_at: known.map(|known| known.last_used_at),
+                needed_by: self.needed_by(image),
+                pulled_by: if is_base || known.is_some_and(|known| known.is_own(inode)) {
+                    "agent"
+                } else {
+                    "others"
+                },
+            }
+        });
+        let tags: HashSet<&String> = self.cached.iter().flat_map(|image| &image.tags).collect();
+        let begun =
+            self.record.pulls().filter(|name| !tags.contains(&(*name).to_owned())).map(|pulled| Line {
+                name: pulled.to_owned(),
+                digest: None,
+                size_bytes: None,
+                last_used_at: None,
+                needed_by: Some("pull"),
+                pulled_by: "agent",
+            });
+        images.chain(begun).collect()
+    }
+
+    fn needed_by(&self, image: &CachedImage) -> Option<&'static str> {
         let is_pulled =
             |name: &str| image.tags.iter().any(|tag| tag == name) || image.digest.to_string() == name;
         match &self.in_use {
-            Some(in_use) if in_use.contains(&BaseName::of(&image.digest)) => "VM",
-            _ if self.record.pulls().any(is_pulled) => "pull",
-            Some(_) => NOTHING,
-            None => "unknown",
+            Some(in_use) if in_use.contains(&BaseName::of(&image.digest)) => Some("VM"),
+            _ if self.record.pulls().any(is_pulled) => Some("pull"),
+            Some(_) => None,
+            None => Some("unknown"),
         }
     }
 }
@@ -102,9 +147,12 @@ fn name(image: &CachedImage) -> String {
     }
 }
 
-fn last_used(known: &KnownImage, now: Timestamp) -> String {
-    let ago = Duration::try_from(now.duration_since(known.last_used_at)).unwrap_or_default();
-    format!("{} ago", Approximate(ago))
+fn short(digest: &ImageDigest) -> String {
+    format!("sha256:{}", digest.hex().chars().take(DIGITS).collect::<String>())
+}
+
+fn ago(at: Timestamp, now: Timestamp) -> String {
+    format!("{} ago", Approximate(Duration::try_from(now.duration_since(at)).unwrap_or_default()))
 }
 
 /// Bytes in decimal units, as in Finder.
@@ -157,8 +205,20 @@ r.test/macos                  sha256:cccccccccccc   7 kB      60 s ago    -     
 r.test/macos:new              -                     -         -           pull        agent
 ";
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert_eq!(squeeze(&render(&sight, at(120))), squeeze(expected));
+        assert_eq!(squeeze(&render(&sight.lines(), at(120))), squeeze(expected));
+        let json = serde_json::to_value(sight.lines()).unwrap();
+        assert_eq!(
+            json[0],
+            serde_json::json!({
+                "name": "r.test/macos:1", "digest": digest('a').to_string(), "sizeBytes": 61_234_000_000_u64,
+                "lastUsedAt": "1970-01-01T00:00:00Z", "neededBy": "VM", "pulledBy": "agent",
+            })
+        );
+        assert_eq!(
+            (&json[1]["lastUsedAt"], &json[3]["digest"]),
+            (&serde_json::Value::Null, &serde_json::Value::Null)
+        );
         let blind = Sight { in_use: None, ..sight };
-        assert_eq!(render(&blind, at(120)).matches("unknown").count(), 3);
+        assert_eq!(render(&blind.lines(), at(120)).matches("unknown").count(), 3);
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use nix::unistd::{Uid, User};
 use tokio::time::sleep;
 
+use super::pull_printer::PullEvent;
 use super::{AgentArgs, PullArgs};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
@@ -66,22 +67,13 @@ enum PullError {
     Root(PathBuf),
 }
 
-/// What the command prints while it pulls.
-#[derive(Debug)]
-pub(crate) enum Said<'a> {
-    /// Progress.
-    Progress(&'a str),
-    /// The failure of one image.
-    Failure(&'a str),
-}
-
 /// Pulls images one after the other. Returns whether all are ready. The agent pulls them if it runs; else this process does, and records
 /// them as the agent's own.
-pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Result<bool, CommandError> {
+pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(&PullEvent<'_>)) -> Result<bool, CommandError> {
     let all = credentials_of(args)?;
     let mut complete = true;
     for image in &args.image {
-        say(Said::Progress(&format!("pulling {image}")));
+        say(&PullEvent::Begun { image });
         let fitting = credentials::fitting(image, all.iter().cloned().map(|login| (login, ())).collect());
         let credentials = fitting.into_iter().map(|(credential, ())| credential).collect();
         let question = PullRequest { image: image.clone(), credentials };
@@ -89,14 +81,14 @@ pub(crate) async fn pull(args: &PullArgs, mut say: impl FnMut(Said<'_>)) -> Resu
         let arrived = |percent: u8| {
             if percent > last {
                 last = percent;
-                say(Said::Progress(&format!("{image}: {percent} % are here")));
+                say(&PullEvent::Arrived { image, percent });
             }
         };
         match pull_one(&args.agent, &question, arrived).await {
-            Ok(digest) => say(Said::Progress(&format!("{image} is {digest}"))),
+            Ok(digest) => say(&PullEvent::Pulled { image, digest: &digest }),
             Err(error) => {
                 complete = false;
-                say(Said::Failure(&chain(&error)));
+                say(&PullEvent::Failed { image, error: &chain(&error) });
             }
         }
     }

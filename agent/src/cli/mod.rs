@@ -2,6 +2,7 @@
 
 mod agent_flags;
 mod api;
+mod examples;
 pub(crate) mod gc_dry_run;
 pub(crate) mod gc_table;
 mod images;
@@ -10,9 +11,10 @@ pub(crate) mod images_pull;
 mod install;
 pub(crate) mod join;
 mod node;
+pub(crate) mod pull_printer;
 
 pub(crate) use api::ApiArgs;
-pub(crate) use images::{ImageArgs, ImagesCommand, PullArgs};
+pub(crate) use images::{ImageArgs, ImagesCommand, ListArgs, PullArgs};
 pub(crate) use install::{DoctorArgs, InstallArgs, JoinArgs, LeaveArgs, StatusArgs};
 pub(crate) use node::{ListenAddress, NodeArgs};
 
@@ -23,13 +25,20 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::duration;
+use crate::install::doctor::Format;
 use crate::names::{BadNodeName, NodeName};
 use crate::node::labels::{self, Labels};
 use crate::volume::AllowedHostPath;
 
 /// Runs the Pods of this Node as Tart VMs.
 #[derive(Debug, Parser)]
-#[command(name = "tart-kubelet", version, args_conflicts_with_subcommands = true, args_override_self = true)]
+#[command(
+    name = "tart-kubelet",
+    version,
+    args_conflicts_with_subcommands = true,
+    args_override_self = true,
+    after_help = examples::AGENT
+)]
 pub(crate) struct Cli {
     /// A sub-command; without one the program is the agent.
     #[command(subcommand)]
@@ -49,24 +58,38 @@ pub(crate) enum SubCommand {
         dir: PathBuf,
     },
     /// Shows which VMs and images the agent would delete, and why each other one is kept
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = examples::GC)]
     Gc(Box<GcArgs>),
     /// Pulls images before a Pod needs them, and lists them
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::IMAGES)]
     Images(ImagesCommand),
     /// Makes this Mac a Node of a cluster, by a bootstrap token. Run it with sudo; any flag of the agent can be added
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = examples::JOIN)]
     Join(Box<JoinArgs>),
     /// Makes this Mac a Node of a cluster, by a kubeconfig. Run it with sudo; any flag of the agent can be added
-    #[command(args_override_self = true)]
+    #[command(args_override_self = true, after_help = examples::INSTALL)]
     Install(Box<InstallArgs>),
     /// Undoes join and install
-    #[command(visible_alias = "uninstall")]
+    #[command(visible_alias = "uninstall", after_help = examples::LEAVE)]
     Leave(LeaveArgs),
     /// Says what this Mac lacks to be a Node, and how to mend it. Ends with 1 if something is broken
+    #[command(after_help = examples::DOCTOR)]
     Doctor(DoctorArgs),
     /// Says how this Mac's agent and its Node are. With sudo it can ask the API server
+    #[command(after_help = examples::STATUS)]
     Status(StatusArgs),
+    /// Prints what a shell needs to complete the commands and flags of this program
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: manual::Shell,
+    },
+    /// Writes the man pages of this program and its commands
+    #[command(after_help = examples::MAN)]
+    Man {
+        /// The directory, which is made if it is missing
+        directory: PathBuf,
+    },
 }
 
 /// Flags of `gc`. The agent's flags mean the same here.
@@ -75,6 +98,11 @@ pub(crate) struct GcArgs {
     /// Delete nothing. The agent may run meanwhile
     #[arg(long)]
     pub(crate) dry_run: bool,
+
+    /// For whom the table is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+
     /// The flags that the agent is started with.
     #[command(flatten)]
     pub(crate) agent: AgentArgs,
@@ -82,6 +110,7 @@ pub(crate) struct GcArgs {
 
 /// The agent's flags.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "The agent and its Node")]
 pub(crate) struct AgentArgs {
     /// The kubeconfig of the API server
     #[arg(long, env = "KUBECONFIG", default_value = "/etc/tart-kubelet/kubeconfig")]
@@ -126,12 +155,12 @@ pub(crate) struct AgentArgs {
 
     /// A directory of this machine that Pods may mount as hostPath, with everything in it; with `:ro` at the end, read-only. Can be given
     /// several times. Without it, hostPath is refused
-    #[arg(long, value_name = "PATH[:ro]")]
+    #[arg(long, value_name = "PATH[:ro]", help_heading = "Pods")]
     pub(crate) allowed_host_path: Vec<AllowedHostPath>,
 
     /// Let probes and hooks of Pods that name a `host` reach this machine itself, its loopback and its link-local addresses. They run on the
     /// machine, and not in the guest
-    #[arg(long)]
+    #[arg(long, help_heading = "Pods")]
     pub(crate) allow_local_probe_hosts: bool,
 
     /// Images and their disk space.
@@ -140,15 +169,15 @@ pub(crate) struct AgentArgs {
 
     /// Collect neither VMs nor images, not even when the disk is full: the agent deletes only what it made for a Pod that ends. For hosts
     /// where people or programs use tart themselves
-    #[arg(long)]
+    #[arg(long, help_heading = "Orphan VMs")]
     pub(crate) disable_vm_gc: bool,
 
     /// How often the agent looks for orphan VMs: VMs of Pods that are gone
-    #[arg(long, default_value = "5m", value_parser = interval)]
+    #[arg(long, default_value = "5m", value_parser = interval, help_heading = "Orphan VMs")]
     pub(crate) vm_gc_interval: Duration,
 
     /// The agent deletes an orphan VM only if it has not been touched for this long
-    #[arg(long, default_value = "10m", value_parser = duration::parse)]
+    #[arg(long, default_value = "10m", value_parser = duration::parse, help_heading = "Orphan VMs")]
     pub(crate) vm_gc_min_age: Duration,
 
     /// The machine and what it offers.

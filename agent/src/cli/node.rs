@@ -24,6 +24,7 @@ pub(crate) enum NodeIpSource {
 
 /// Flags for the machine and its Node.
 #[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "The agent and its Node")]
 pub(crate) struct NodeArgs {
     /// Where the Node's address comes from when --node-ip is absent
     #[arg(long, env = "TART_KUBELET_NODE_IP_SOURCE", value_enum, default_value_t = NodeIpSource::Auto)]
@@ -38,38 +39,38 @@ pub(crate) struct NodeArgs {
     pub(crate) register_with_taints: Taints,
 
     /// Cores that Pods may have; all of this machine less --kube-reserved when absent
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Resources")]
     pub(crate) host_cpu: Option<u32>,
 
     /// Memory that Pods may have, in MiB; all of this machine less --kube-reserved and what --eviction-hard keeps free when absent
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Resources")]
     pub(crate) host_memory_mb: Option<u32>,
 
     /// Reserved for macOS and the agent: `cpu=…`, `memory=…` and `ephemeral-storage=…` with commas between them
-    #[arg(long, default_value = capacity::RESERVED, value_parser = Reserved::parse)]
+    #[arg(long, default_value = capacity::RESERVED, value_parser = Reserved::parse, help_heading = "Resources")]
     pub(crate) kube_reserved: Reserved,
 
     /// Eviction thresholds: `memory.available`, `nodefs.available` (the state directory's volume), `imagefs.available` (the volume of
     /// tart's VMs and images) and `pid.available`, each with `<` and an amount or a percentage. Below one, the Node has the pressure
     /// condition. Below a disk threshold, the agent deletes images, and when none may go it evicts Pods one after the other
-    #[arg(long, default_value = thresholds::DEFAULT, value_parser = Thresholds::parse)]
+    #[arg(long, default_value = thresholds::DEFAULT, value_parser = Thresholds::parse, help_heading = "Resources")]
     pub(crate) eviction_hard: Thresholds,
 
     /// How long a signal must stay above its threshold before the pressure condition ends
-    #[arg(long, default_value = "5m", value_parser = duration::parse)]
+    #[arg(long, default_value = "5m", value_parser = duration::parse, help_heading = "Resources")]
     pub(crate) eviction_pressure_transition_period: Duration,
 
     /// The file of macOS' DHCP leases. The Node warns when few addresses are left, and the agent believes no guest that claims another's
-    #[arg(long, default_value = "/var/db/dhcpd_leases")]
+    #[arg(long, default_value = "/var/db/dhcpd_leases", help_heading = "VMs")]
     pub(crate) dhcp_leases: PathBuf,
 
     /// How long a VM may be without an address before it counts as failed: the Node is not ready then, if few addresses are left or a VM of
     /// another image fails, too
-    #[arg(long, default_value = "5m", value_parser = duration::parse)]
+    #[arg(long, default_value = "5m", value_parser = duration::parse, help_heading = "VMs")]
     pub(crate) vm_address_timeout: Duration,
 
     /// How long a guest may take to get an address, and then its guest agent to answer, before the VM fails
-    #[arg(long, default_value = "15m", value_parser = duration::parse)]
+    #[arg(long, default_value = "15m", value_parser = duration::parse, help_heading = "VMs")]
     pub(crate) vm_boot_timeout: Duration,
 
     /// How long the agent's tasks or the disk of its state may stand still before the agent lets the Node's Lease expire
@@ -78,11 +79,11 @@ pub(crate) struct NodeArgs {
 
     /// The serial numbers of VMs: `random` for one of its own for each VM, `image` for that of its image. A Pod chooses with the annotation
     /// `tart-kubelet.tuist.dev/serial`. Some versions of macOS greet a new serial number with their Setup Assistant
-    #[arg(long, default_value = "random", value_parser = <Serial as std::str::FromStr>::from_str, value_name = "random|image")]
+    #[arg(long, default_value = "random", value_parser = <Serial as std::str::FromStr>::from_str, value_name = "random|image", help_heading = "VMs")]
     pub(crate) vm_serial: Serial,
 
     /// Domain of the cluster, for the full names of Pods with a subdomain
-    #[arg(long, default_value = "cluster.local")]
+    #[arg(long, default_value = "cluster.local", help_heading = "Pods")]
     pub(crate) cluster_domain: String,
 
     /// Where the agent serves `/healthz`, `/readyz` and `/metrics`, without encryption and authentication; empty for nowhere
@@ -91,7 +92,7 @@ pub(crate) struct NodeArgs {
 
     /// Features of the kubelet that the Node declares, `Name=true` or `Name=false`. With `ExtendWebSocketsToKubelet` the API server (1.36 and
     /// later) passes kubectl's `WebSockets` on to the agent; without it, it translates them to SPDY
-    #[arg(long, default_value = "ExtendWebSocketsToKubelet=true", value_parser = feature_gates)]
+    #[arg(long, default_value = "ExtendWebSocketsToKubelet=true", value_parser = feature_gates, help_heading = "The kubelet API")]
     pub(crate) feature_gates: FeatureGates,
 }
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod examples;
 mod manager;
 pub(crate) mod password;
 
@@ -8,14 +9,14 @@ pub(crate) use manager::ManagerArgs;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::host::firewall::AllowedDestination;
 use crate::ssh::{BadSshAddress, Fingerprint, SshAddress};
 
 /// Prepares Macs for tart-kubelet and keeps it up to date on them.
 #[derive(Debug, Parser)]
-#[command(name = "tart-provider", version)]
+#[command(name = "tart-provider", version, after_help = examples::PROVIDER)]
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -26,44 +27,48 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SubCommand {
     /// Macs, over SSH
-    #[command(subcommand, after_help = HOST_HELP)]
+    #[command(subcommand, after_help = examples::HOST)]
     Host(HostCommand),
     /// Keeps the machines of Cluster API: claims Macs of a pool for them, makes them Nodes, keeps them up to date, gives them back
+    #[command(after_help = examples::MANAGER)]
     Manager(Box<ManagerArgs>),
+    /// Prints what a shell needs to complete the commands and flags of this program
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: manual::Shell,
+    },
+    /// Writes the man pages of this program and its commands
+    #[command(after_help = examples::MAN)]
+    Man {
+        /// The directory, which is made if it is missing
+        directory: PathBuf,
+    },
 }
 
-const HOST_HELP: &str = "\
-A Mac from nothing to a Node:
-  1. tart-provider host prepare --ssh m1@mac-1 -i ~/.ssh/fleet
-     asks for the password of m1 once; afterwards the key is enough
-  2. tart-provider host plan --ssh m1@mac-1 -i ~/.ssh/fleet --node-name mac-1 \\
-         --agent-binary tart-kubelet --bootstrap-kubeconfig bootstrap-kubeconfig
-     shows what would be changed
-  3. tart-provider host apply …         with the same flags: changes it, and can be run again at any time
-  4. tart-provider host roll …          later, with a new --agent-binary or other flags
-
-The user of --ssh is the one that is logged in at the Mac's screen: macOS starts VMs for no other.";
-
-const CONFIG_HELP: &str = "\
-Several Macs, four at a time. Each names its Node; a Mac that fails keeps the next ones from being begun:
-  tart-provider host roll --ssh mac-1=m1@10.0.0.1 --ssh mac-2=m1@10.0.0.2 --known-hosts ~/.ssh/known_hosts …
-
-Exit codes: 0 when every Mac is as it should be (or the plan is shown), 1 when a step failed, 2 when nothing could be done.
-Run the same command again to go on: steps that are done are skipped.";
+/// For whom the output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// People, while it goes on
+    Text,
+    /// Programs, at the end
+    Json,
+}
 
 /// What to do with Macs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum HostCommand {
     /// Lets this key use sudo without a password, and has the Mac log its user in at boot
+    #[command(after_help = examples::PREPARE)]
     Prepare(PrepareArgs),
     /// Shows how a Mac differs from what it should be like; changes nothing
-    #[command(after_help = CONFIG_HELP)]
+    #[command(after_help = examples::CONFIG)]
     Plan(Box<ConfigArgs>),
     /// Makes a Mac what it should be like, for the first time or again
-    #[command(after_help = CONFIG_HELP)]
+    #[command(after_help = examples::CONFIG)]
     Apply(Box<ApplyArgs>),
     /// The same for a Mac that has an agent already; needs no password
-    #[command(after_help = CONFIG_HELP)]
+    #[command(after_help = examples::CONFIG)]
     Roll(Box<ConfigArgs>),
 }
 
@@ -130,12 +135,16 @@ pub(crate) struct ConfigArgs {
     #[arg(long)]
     pub(crate) keep_going: bool,
 
+    /// For whom the output is
+    #[arg(long, short, value_enum, default_value_t = Format::Text)]
+    pub(crate) output: Format,
+
     /// Name of the Node, and of the Mac, where --ssh does not have it
-    #[arg(long)]
+    #[arg(long, help_heading = "The agent and its Node")]
     pub(crate) node_name: Option<String>,
 
     /// The agent's program for macOS
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The agent and its Node")]
     pub(crate) agent_binary: PathBuf,
 
     /// The kubeconfig that the agent joins with
@@ -143,53 +152,58 @@ pub(crate) struct ConfigArgs {
     pub(crate) credential: CredentialArgs,
 
     /// `spec.providerID` of the Node
-    #[arg(long)]
+    #[arg(long, help_heading = "The agent and its Node")]
     pub(crate) provider_id: Option<String>,
 
     /// Further labels for the Node, `key=value` with commas between them
-    #[arg(long)]
+    #[arg(long, help_heading = "The agent and its Node")]
     pub(crate) node_labels: Option<String>,
 
     /// How many VMs may run at once
-    #[arg(long)]
+    #[arg(long, help_heading = "The agent and its Node")]
     pub(crate) max_pods: Option<u32>,
 
     /// People or programs use tart on this Mac themselves: the agent deletes no VMs and images but its own. A Mac with an Actions runner is
     /// a builder without this flag
-    #[arg(long)]
+    #[arg(long, help_heading = "The agent and its Node")]
     pub(crate) builder: bool,
 
     /// A further flag for the agent, such as `--agent-flag=--allowed-host-path=/opt/cache`. Can be given several times
-    #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
+    #[arg(long, value_name = "FLAG", allow_hyphen_values = true, help_heading = "The agent and its Node")]
     pub(crate) agent_flag: Vec<String>,
 
     /// The tart program on the Mac
-    #[arg(long, default_value = "/opt/homebrew/bin/tart", conflicts_with = "tart_archive")]
+    #[arg(
+        long,
+        default_value = "/opt/homebrew/bin/tart",
+        conflicts_with = "tart_archive",
+        help_heading = "The Mac"
+    )]
     pub(crate) tart_binary: String,
 
     /// An archive of tart.app to be installed. VMs that run keep the tart that they have
-    #[arg(long, value_name = "FILE", requires = "tart_version")]
+    #[arg(long, value_name = "FILE", requires = "tart_version", help_heading = "The Mac")]
     pub(crate) tart_archive: Option<PathBuf>,
 
     /// The version in the archive
-    #[arg(long, requires = "tart_archive", value_parser = version)]
+    #[arg(long, requires = "tart_archive", value_parser = version, help_heading = "The Mac")]
     pub(crate) tart_version: Option<String>,
 
     /// A private destination that guests may reach, such as `tcp 10.1.2.3 443` or `any 10.4.0.0/16`. Can be given several times. All other
     /// private addresses are closed to guests
-    #[arg(long, value_name = "PROTOCOL NETWORK [PORTS]")]
+    #[arg(long, value_name = "PROTOCOL NETWORK [PORTS]", help_heading = "The Mac")]
     pub(crate) allow_vm_destination: Vec<AllowedDestination>,
 
     /// For how many seconds macOS lends an address to a VM
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(60..=86400))]
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(60..=86400), help_heading = "The Mac")]
     pub(crate) dhcp_lease_time: u32,
 
     /// The `node_exporter` program for macOS. Without it one that was installed before is removed
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = "The Mac")]
     pub(crate) node_exporter: Option<PathBuf>,
 
     /// Where `node_exporter` listens
-    #[arg(long, default_value = "127.0.0.1:9100", requires = "node_exporter")]
+    #[arg(long, default_value = "127.0.0.1:9100", requires = "node_exporter", help_heading = "The Mac")]
     pub(crate) node_exporter_listen: String,
 
     /// tailscale.
@@ -286,6 +300,7 @@ fn tailscale_tag(text: &str) -> Result<String, String> {
 /// How the agent joins.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
+#[command(next_help_heading = "The agent and its Node")]
 pub(crate) struct CredentialArgs {
     /// The agent's kubeconfig
     #[arg(long, value_name = "FILE")]

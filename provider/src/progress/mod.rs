@@ -1,6 +1,9 @@
 //! What people see while a Mac is taken through its steps.
 
+mod json;
 mod upload_line;
+
+pub(crate) use json::{Mac as MacJson, Macs as MacsJson, Seen};
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -21,17 +24,24 @@ pub(crate) struct Printer {
     name: Option<String>,
     /// Whether a person looks on at one Mac: the last line shows what goes on, and is drawn over by what comes next.
     has_live_line: bool,
+    /// Whether a program gets the result at the end, and nothing before.
+    is_silent: bool,
 }
 
 impl Printer {
     /// The printer for one Mac.
     pub(crate) fn of_one() -> Self {
-        Self { name: None, has_live_line: std::io::stdout().is_terminal() }
+        Self { name: None, has_live_line: std::io::stdout().is_terminal(), is_silent: false }
     }
 
     /// The printer for one of several Macs.
     pub(crate) fn of_several(name: &str) -> Self {
-        Self { name: Some(name.to_owned()), has_live_line: false }
+        Self { name: Some(name.to_owned()), has_live_line: false, is_silent: false }
+    }
+
+    /// The printer that prints nothing.
+    pub(crate) fn silent() -> Self {
+        Self { name: None, has_live_line: false, is_silent: true }
     }
 
     /// The Mac's name; empty where there is only one.
@@ -41,6 +51,9 @@ impl Printer {
 
     /// Prints lines.
     pub(crate) fn line(&self, text: &str) {
+        if self.is_silent {
+            return;
+        }
         let mut out = std::io::stdout().lock();
         if self.has_live_line {
             let _ = write!(out, "{ERASE_LINE}");

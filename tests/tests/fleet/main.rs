@@ -3,6 +3,7 @@
 mod apply;
 mod builder;
 mod failure;
+mod json;
 mod prepare;
 mod roll;
 mod rollout;

@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    tart_provider::run()
+    tart_provider::run(commit::VERSION)
 }

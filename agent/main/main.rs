@@ -3,5 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    tart_kubelet::run()
+    tart_kubelet::run(commit::VERSION)
 }
