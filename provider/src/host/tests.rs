@@ -532,13 +532,11 @@ async fn after_a_roll_of_the_credential_that_was_cut_after_the_restart_a_roll_ba
     let first = files.config();
     let credential = Credential::Kubeconfig(Secret::new(b"canary-second".to_vec()));
     let second = HostConfig { credential, ..files.config() };
-    let start = bootstrapped(&first).await;
-    let pid = start.pid(AGENT_LABEL);
     cut_everywhere_and_go_back(&first, &second, |mac, told| {
-        let restarts = mac.state().argvs.iter().filter(|line| line.contains(RESTART)).count();
-        let is_restarted = mac.pid(AGENT_LABEL) != pid;
-        // One restart has read the second, another one the first again.
-        assert!(!is_restarted || restarts == 2, "{told}: {restarts} restarts");
+        let pushes = mac.state().pushes.clone();
+        let last = |text: &str| pushes.iter().rposition(|push| push.contains(text));
+        let written = last(&format!("write {AGENT_KUBECONFIG}"));
+        assert!(last(RESTART).is_none_or(|restart| Some(restart) > written), "{told}: {pushes:#?}");
     })
     .await;
 }
@@ -621,7 +619,10 @@ async fn what_was_pushed_half_is_gone_when_it_is_switched_off() {
         mac.state().reconnect();
         let report = apply(&mac, &files.config()).await;
         assert_eq!(report.failed(), 0, "call {after}: {report:?}");
-        assert_eq!(mac.files_unlike(&base), [""; 0], "call {after}");
+        // The directory may have been there before.
+        let left: Vec<String> =
+            mac.files_unlike(&base).into_iter().filter(|path| path != "/etc/resolver").collect();
+        assert_eq!(left, [""; 0], "call {after}");
         if is_over {
             assert!(after > 40);
             break;
