@@ -35,10 +35,9 @@ impl Started {
 
     /// Reads a note; `None` if it is none.
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        match text.split_whitespace().map(str::to_owned).collect::<Vec<_>>().try_into() {
-            Ok([program, definition, credentials]) => Some(Self { program, definition, credentials }),
-            Err(_) => None,
-        }
+        let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+        let [program, definition, credentials] = words.try_into().ok()?;
+        Some(Self { program, definition, credentials })
     }
 
     /// The same definition with a program of which nothing is known, as while it is replaced.

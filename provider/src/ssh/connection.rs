@@ -71,7 +71,7 @@ impl client::Handler for HostKeyCheck {
     type Error = russh::Error;
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
-        let key = key.public_key().into_owned();
+        let key = key.public_key();
         let is_trusted = self.trusted.as_ref().is_none_or(|trusted| trusted.contains(&Fingerprint::of(&key)));
         *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
         Ok(is_trusted)
