@@ -109,7 +109,7 @@ async fn run_host(command: HostCommand) -> Result<bool, String> {
             };
             let inputs = Inputs { password: Some(read.map_err(|error| chain(&error))?), ..Inputs::default() };
             let mac = connect(&args.ssh, &args.keys).await?;
-            let seen = take(mac, &args.keys, &steps, &Mode::Apply(inputs), &Printer::of_one()).await;
+            let seen = take(mac, &steps, &Mode::Apply(inputs), &Printer::of_one()).await;
             Ok(seen.report.failed() == 0)
         }
         HostCommand::Plan(args) => on_macs(&args, &Mode::Plan, Begin::Anywhere).await,
@@ -185,7 +185,7 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
                 return Err(format!("{address} has no agent yet; `tart-provider host apply` installs it"));
             }
         }
-        let seen = take(connection, &args.keys, &mac.steps, mode, &mac.printer).await;
+        let seen = take(connection, &mac.steps, mode, &mac.printer).await;
         Ok(mac.seen.get_or_init(|| seen).report.failed() == 0)
     })
     .await;
@@ -295,10 +295,14 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
 }
 
 /// Takes the Mac through the steps, and prints how each goes. What was seen of it.
-async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> Seen {
-    let host_key = match (&keys.host_key, &keys.known_hosts) {
-        (None, None) => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
-        _ => String::new(),
+async fn take(mut mac: Connection, steps: &[Step], mode: &Mode, printer: &Printer) -> Seen {
+    let host_key = if mac.is_learned() {
+        format!(
+            " (its host key {} is new here, is trusted from now on, and was added to ~/.ssh/known_hosts)",
+            mac.fingerprint()
+        )
+    } else {
+        String::new()
     };
     printer.line(&format!("{}{host_key}", mac.address()));
     mac.on_upload(printer.uploads());
@@ -318,7 +322,12 @@ async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, Str
     let policy = match (&keys.host_key, &keys.known_hosts) {
         (Some(fingerprint), _) => HostKeyPolicy::Pinned(fingerprint.clone()),
         (None, Some(path)) => HostKeyPolicy::KnownHosts(path.clone()),
-        (None, None) => HostKeyPolicy::TrustOnFirstUse,
+        (None, None) => {
+            let home = std::env::home_dir().filter(|home| home.is_absolute());
+            let home =
+                home.ok_or("there is no home directory with known hosts; give --known-hosts or --host-key")?;
+            HostKeyPolicy::Learned(home.join(".ssh/known_hosts"))
+        }
     };
     Connection::open(address, &key, &policy).await.map_err(|error| match &error {
         SshError::KeyRefused { key, .. } => format!("{error}.\n{}", progress::recovery(key)),

@@ -30,8 +30,8 @@ pub(crate) enum SshError {
     },
     /// The Mac has another host key than the one that is known.
     #[error(
-        "{address} has the host key {seen}, but {expected} is expected: another machine answers there, or this one was installed anew; if it \
-         was, give the new key with --host-key, or put it into the file of --known-hosts"
+        "{address} has the host key {seen}, but {expected} is expected{}: another machine answers there, or this one was installed anew; if it \
+         was, give the new key with --host-key, or put it into the file of known hosts", from(.file)
     )]
     HostKey {
         /// The Mac.
@@ -40,6 +40,8 @@ pub(crate) enum SshError {
         expected: String,
         /// The key that it has.
         seen: Fingerprint,
+        /// The file with the keys that are known.
+        file: Option<PathBuf>,
     },
     /// The file of known hosts cannot be used.
     #[error("cannot read the known hosts in {}", path.display())]
@@ -84,6 +86,32 @@ pub(crate) enum SshError {
         /// The Mac.
         address: SshAddress,
     },
+    /// What was to be copied could not be read on this machine.
+    #[error("cannot read what is to be copied to {address}")]
+    Input {
+        /// The Mac.
+        address: SshAddress,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The Mac has got less than was announced, and said so: the connection is fine.
+    #[error("the file became shorter while it was copied to {address}; run this again when it is complete")]
+    Shortened {
+        /// The Mac.
+        address: SshAddress,
+    },
+    /// The file of known hosts cannot be written.
+    #[error("cannot add the host key of {address} to {}", path.display())]
+    Learn {
+        /// The Mac.
+        address: SshAddress,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<russh::keys::Error>,
+    },
     /// sudo wants a password.
     #[error(
         "sudo on {address} wants a password; `tart-provider host prepare --ssh {address}` installs the rule that it needs"
@@ -98,4 +126,9 @@ pub(crate) enum SshError {
         /// The last line of its standard error.
         message: String,
     },
+}
+
+/// Which file says so.
+fn from(file: &Option<PathBuf>) -> String {
+    file.as_ref().map(|path| format!(" by {}", path.display())).unwrap_or_default()
 }

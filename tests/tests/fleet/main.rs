@@ -3,7 +3,9 @@
 mod apply;
 mod builder;
 mod failure;
+mod host_key;
 mod json;
+mod node_exporter;
 mod prepare;
 mod roll;
 mod rollout;
