@@ -47,7 +47,7 @@ test-older: assets build ## Run agent and shim of different releases together; O
 		$(CARGO) test --locked -p tart-kubelet-tests --test e2e -- --ignored $(or $(T),older_release::)
 
 test-provider: assets build ## Run the tests of the provider on real Cluster API; T=name for some
-	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null
+	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER) >/dev/null
 	RUST_TEST_THREADS=2 $(CARGO) test --locked -p tart-kubelet-tests --test provider -- $(T)
 
 test-chart: assets build ## Run the tests of the Helm chart with real helm and Cluster API; T=name for some, UPDATE_GOLDEN=1 writes what it renders

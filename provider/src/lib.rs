@@ -11,16 +11,21 @@
 
 mod apiserver;
 mod artifact;
+mod certificate_request;
 mod cli;
 mod cluster;
 mod cluster_api;
 pub mod crd;
 mod csr;
 mod error_chain;
+mod events;
 mod github;
 pub mod host;
+#[cfg(test)]
+mod layering_tests;
 mod machine;
 mod manager;
+mod metrics;
 mod names;
 mod pool;
 mod program;

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches};
 use kube::Client;
@@ -80,18 +81,31 @@ fn fail(message: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Runs until it is told to end.
-async fn run_manager(args: ManagerArgs) -> Result<(), String> {
-    let client = match &args.kubeconfig {
+/// How long the API server may say nothing on a connection. A watch ends by itself within five minutes; the first list of a watch has no other
+/// deadline.
+const READ_DEADLINE: Duration = Duration::from_secs(320);
+
+/// How the API server is reached.
+async fn api_server(kubeconfig: Option<&Path>) -> Result<kube::Config, String> {
+    let mut config = match kubeconfig {
         Some(path) => {
             let kubeconfig = Kubeconfig::read_from(path).map_err(|error| chain(&error))?;
             let config =
                 kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await;
-            Client::try_from(config.map_err(|error| chain(&error))?)
+            config.map_err(|error| chain(&error))?
         }
-        None => Client::try_default().await,
+        None => kube::Config::infer().await.map_err(|error| chain(&error))?,
     };
-    let client = client.map_err(|error| chain(&error))?;
+    config.read_timeout = Some(READ_DEADLINE);
+    // The time that a connection has lain idle before is not the answer's.
+    config.reset_reader_on_write = true;
+    Ok(config)
+}
+
+/// Runs until it is told to end.
+async fn run_manager(args: ManagerArgs) -> Result<(), String> {
+    let config = api_server(args.kubeconfig.as_deref()).await?;
+    let client = Client::try_from(config).map_err(|error| chain(&error))?;
     let machines: Arc<dyn Machines> = Arc::new(ApiMachines(client.clone()));
     let pool = args.pool(&client, Arc::clone(&machines))?;
     Box::pin(manager::run(args.config()?, client, pool, machines)).await
@@ -333,4 +347,21 @@ async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, Str
         SshError::KeyRefused { key, .. } => format!("{error}.\n{}", progress::recovery(key)),
         _ => chain(&error),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Watches are begun anew by kube after 290 s, and by the API server after some more.
+    #[tokio::test]
+    async fn an_api_server_that_says_nothing_is_given_up_but_not_before_a_watch_ends() {
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: a\nclusters:\n- name: a\n  cluster: {server: 'https://127.0.0.1:1'}\n\
+            users:\n- name: a\n  user: {token: a}\ncontexts:\n- name: a\n  context: {cluster: a, user: a}\n";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let config = api_server(Some(file.path())).await.unwrap();
+        let deadline = config.read_timeout.unwrap();
+        assert!((Duration::from_secs(300)..Duration::from_secs(600)).contains(&deadline), "{deadline:?}");
+    }
 }

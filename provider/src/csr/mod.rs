@@ -2,9 +2,12 @@
 //! certificates for the kubelet API.
 
 mod decide;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,18 +16,26 @@ use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::controller::Action;
+use kube::runtime::events::EventType;
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
+use tokio::time::timeout;
 use tracing::{info, warn};
 
-use self::decide::{Answer, Request, Requester, SERVING, decide, parse};
+use self::decide::{Answer, Request, Requester, SERVING, decide};
 use crate::apiserver::{ApiError, call};
+use crate::certificate_request::parse;
 use crate::crd::{AddressType, ScalewayAppleSiliconMachine as Machine};
+use crate::events::Events;
 use crate::machine::{TOKEN_NAMESPACE, machine_of_token};
 
 /// How long a request waits for the machine's address in the tailnet before it is looked at again.
 const TAILNET_PAUSE: Duration = Duration::from_secs(3);
+/// How long a request waits for the first list of machines.
+const STORE_DEADLINE: Duration = Duration::from_secs(30);
+/// When a request of a Node without a machine is looked at again: no change of a machine brings it.
+const UNKNOWN_PAUSE: Duration = Duration::from_mins(1);
 
 /// Answers certificate signing requests.
 pub(crate) struct Approver {
@@ -32,22 +43,15 @@ pub(crate) struct Approver {
     pub(crate) machines: Store<Machine>,
     /// Whether Nodes have addresses in a tailnet.
     pub(crate) has_tailnet: bool,
+    pub(crate) events: Events,
 }
 
 /// A machine that asks for a certificate.
 struct Asking {
+    machine: Arc<Machine>,
     name: String,
     addresses: BTreeSet<IpAddr>,
     is_in_tailnet: bool,
-}
-
-/// Whether a request is for a certificate of this Node: by the Node itself, or by the token that it has joined with.
-pub(crate) fn is_of_node(request: &CertificateSigningRequest, node: &str) -> bool {
-    let user = format!("system:node:{node}");
-    let asked_by = request.spec.username.as_deref().unwrap_or_default();
-    let names_it =
-        || parse(&request.spec.request.0).is_ok_and(|content| content.common_names == [user.as_str()]);
-    asked_by == user || (asked_by.starts_with("system:bootstrap:") && names_it())
 }
 
 impl Approver {
@@ -58,15 +62,21 @@ impl Approver {
             return Ok(Action::await_change());
         }
         let user = request.spec.username.as_deref().unwrap_or_default();
-        let (machine, is_token) =
-            match (user.strip_prefix("system:bootstrap:"), user.strip_prefix("system:node:")) {
-                (Some(token), _) => (self.machine_of_token(token).await?, true),
-                (None, Some(node)) => (self.machine(node), false),
-                (None, None) => (None, false),
-            };
-        // Not one of ours.
-        let Some(Asking { name, addresses, is_in_tailnet }) = machine else {
+        let (token, node) = (user.strip_prefix("system:bootstrap:"), user.strip_prefix("system:node:"));
+        if token.is_none() && node.is_none() {
             return Ok(Action::await_change());
+        }
+        // Nothing else would bring the request again.
+        if !matches!(timeout(STORE_DEADLINE, self.machines.wait_until_ready()).await, Ok(Ok(()))) {
+            return Ok(Action::requeue(UNKNOWN_PAUSE));
+        }
+        let asking = match (token, node) {
+            (Some(token), _) => self.machine_of_token(token).await?,
+            (None, node) => node.and_then(|node| self.machine(node)),
+        };
+        // Not one of ours, or not yet: the watch may be behind the Node.
+        let Some(Asking { machine, name, addresses, is_in_tailnet }) = asking else {
+            return Ok(Action::requeue(UNKNOWN_PAUSE));
         };
         // The machine has its address in the tailnet as soon as the work on its host has ended. Its agent may ask before.
         if self.has_tailnet && !is_in_tailnet && request.spec.signer_name == SERVING {
@@ -74,7 +84,7 @@ impl Approver {
         }
         let asked = Request {
             signer: &request.spec.signer_name,
-            asked_by: if is_token { Requester::TokenOf(&name) } else { Requester::Node(&name) },
+            asked_by: if token.is_some() { Requester::TokenOf(&name) } else { Requester::Node(&name) },
             usages: request.spec.usages.iter().flatten().map(String::as_str).collect(),
             content: parse(&request.spec.request.0),
         };
@@ -89,6 +99,8 @@ impl Approver {
             Answer::Deny(problem) => {
                 warn!(request = request.name_any(), machine = name, problem, "denied");
                 self.answer(request, "Denied", "MachineDiffers", &problem).await?;
+                let words = format!("the certificate signing request {} is denied: {problem}", request.name_any());
+                self.events.say(&machine, EventType::Warning, "CertificateDenied", &words).await;
             }
         }
         Ok(Action::await_change())
@@ -100,6 +112,7 @@ impl Approver {
             .find(|machine| machine.name_any() == name && machine.metadata.deletion_timestamp.is_none())?;
         let known = machine.status.as_ref().map(|status| status.addresses.as_slice()).unwrap_or_default();
         Some(Asking {
+            machine: Arc::clone(&machine),
             name: name.to_owned(),
             addresses: known.iter().filter_map(|one| one.address.parse().ok()).collect(),
             is_in_tailnet: known.iter().any(|one| one.type_ == AddressType::InternalIP),

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::join_token;
 use crate::apiserver::{ApiError, call, delete};
-use crate::csr::is_of_node;
+use crate::certificate_request::is_of_node;
 use crate::names::MachineRef;
 
 /// The finalizer that the Go agent put on its Pods. With its Mac gone no agent removes it.

@@ -30,9 +30,13 @@ mod roll;
 mod runner;
 
 pub(crate) use decide::Limits;
+#[cfg(test)]
+pub(crate) use decide::{ClusterSeen, Observed, Step, Vms, decide};
 pub(crate) use fleet_config::{ApiServer, FleetConfig};
 pub(crate) use join_token::{TOKEN_NAMESPACE, machine_of_token};
 pub(crate) use reconciler::{Reconciler, Stores};
+#[cfg(test)]
+pub(crate) use roll::Turn;
 
 use crate::names::{HostId, Zone};
 

@@ -22,8 +22,9 @@ use crate::cluster_api::Cluster;
 use crate::crd::{
     ScalewayAppleSiliconMachine as Machine, ScalewayAppleSiliconMachineStatus as Status, find_condition,
 };
+use crate::events::Events;
 use crate::github::Github;
-use crate::manager::{Events, Metrics};
+use crate::metrics::Metrics;
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{Pool, PoolError, PoolPrefix};
 

@@ -14,14 +14,16 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Events, ManagerConfig, Metrics};
+use super::ManagerConfig;
 use crate::apiserver::ApiError;
 use crate::cluster::{ClusterReconciler, is_of};
 use crate::cluster_api::{CLUSTER_NAME, Cluster};
 use crate::crd::{ScalewayAppleSiliconMachine as Machine, TuistCluster};
 use crate::csr::Approver;
 use crate::error_chain::chain;
+use crate::events::Events;
 use crate::machine::{ApiServer, Reconciler, Stores};
+use crate::metrics::Metrics;
 use crate::pool::Pool;
 
 /// After a pass that failed.
@@ -79,6 +81,12 @@ impl Controllers {
                 })
             }))
             .graceful_shutdown_on(until(stopped.clone()));
+        let approver = Approver {
+            client: client.clone(),
+            machines: store.clone(),
+            has_tailnet: config.fleet.tailscale.is_some(),
+            events: events.clone(),
+        };
         let stores = Stores { machines: store.clone(), clusters: cluster_store.clone(), nodes };
         let reconciler = Reconciler::new(
             client.clone(),
@@ -115,11 +123,7 @@ impl Controllers {
                 clusters: cluster_store,
             }),
             requests,
-            approver: Arc::new(Approver {
-                client: client.clone(),
-                machines: store.clone(),
-                has_tailnet: config.fleet.tailscale.is_some(),
-            }),
+            approver: Arc::new(approver),
             store,
         }
     }

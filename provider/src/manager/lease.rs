@@ -1,14 +1,14 @@
 //! Leader election by a Lease: of all providers one acts. Another takes over when the Lease was not renewed for its whole time, by the clock of the one
 //! that waits.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease as LeaseObject, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
 
 /// The name that the Go provider uses, too: the two never act at once.
@@ -49,7 +49,20 @@ fn decide(seen: Option<&Seen>, own: &str, unchanged: Duration) -> Decision {
 pub(super) struct Lease {
     api: Api<LeaseObject>,
     own: String,
-    held: Option<LeaseObject>,
+    held: Option<Held>,
+}
+
+/// The Lease of this provider.
+struct Held {
+    object: LeaseObject,
+    /// When the call that renewed it last was begun. The API server wrote it later, so that no other provider counts from an earlier moment.
+    renewed: Instant,
+}
+
+impl Held {
+    fn spec(&self) -> Option<&LeaseSpec> {
+        self.object.spec.as_ref()
+    }
 }
 
 impl Lease {
@@ -88,50 +101,62 @@ impl Lease {
             Decision::Create => {
                 let object =
                     self.object(ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() }, 0);
-                self.held = Some(within(self.api.create(&PostParams::default(), &object)).await?);
+                let renewed = Instant::now();
+                let object = within(self.api.create(&PostParams::default(), &object)).await?;
+                self.held = Some(Held { object, renewed });
                 Ok(true)
             }
             Decision::Take => {
                 let object = object.unwrap_or_default();
                 let changes = object.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0);
-                self.held = Some(self.replace(object.metadata, changes.saturating_add(1)).await?);
+                let renewed = Instant::now();
+                let object = self.replace(object.metadata, changes.saturating_add(1)).await?;
+                self.held = Some(Held { object, renewed });
                 Ok(true)
             }
         }
     }
 
-    /// Renews the Lease, and returns when this provider is not the leader any more, with the reason.
+    /// Renews the Lease, and returns when this provider is not the leader any more, with the reason. No call may outlast the deadline: another
+    /// provider begins soon after it.
     pub(super) async fn keep(&mut self) -> String {
-        let mut renewed = Instant::now();
         loop {
-            sleep(INTERVAL).await;
-            let Some(held) = self.held.clone() else { return "it was never held".to_owned() };
-            let changes = held.spec.as_ref().and_then(|spec| spec.lease_transitions).unwrap_or(0);
-            match self.replace(held.metadata, changes).await {
-                Ok(object) => {
-                    self.held = Some(object);
-                    renewed = Instant::now();
-                }
-                Err(problem) => {
-                    warn!(problem, "the Lease was not renewed");
-                    match within(self.api.get(NAME)).await {
-                        Ok(object) if seen(&object).holder.as_deref() == Some(&self.own) => {
-                            self.held = Some(object);
-                        }
-                        Ok(object) => return format!("{} has it", seen(&object).holder.unwrap_or_default()),
-                        Err(_) => {}
-                    }
-                }
-            }
-            if renewed.elapsed() > RENEW_DEADLINE {
-                return format!("it was not renewed for {} s", RENEW_DEADLINE.as_secs());
+            let Some(held) = &self.held else { return "it was never held".to_owned() };
+            match timeout_at(held.renewed + RENEW_DEADLINE, self.renew()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(holder)) => return format!("{holder} has it"),
+                Err(_) => return format!("it was not renewed for {} s", RENEW_DEADLINE.as_secs()),
             }
         }
     }
 
+    /// Tries once to renew the Lease; the error is the provider that has it.
+    async fn renew(&mut self) -> Result<(), String> {
+        sleep(INTERVAL).await;
+        let Some(held) = &self.held else { return Ok(()) };
+        let (metadata, last) = (held.object.metadata.clone(), held.renewed);
+        let changes = held.spec().and_then(|spec| spec.lease_transitions).unwrap_or(0);
+        let renewed = Instant::now();
+        match self.replace(metadata, changes).await {
+            Ok(object) => self.held = Some(Held { object, renewed }),
+            Err(problem) => {
+                warn!(problem, "the Lease was not renewed");
+                match within(self.api.get(NAME)).await {
+                    // The version may be a new one. Whether it is of this renewal is not known.
+                    Ok(object) if seen(&object).holder.as_deref() == Some(&self.own) => {
+                        self.held = Some(Held { object, renewed: last });
+                    }
+                    Ok(object) => return Err(seen(&object).holder.unwrap_or_default()),
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Gives the Lease up, so that another provider need not wait for its end.
     pub(super) async fn give_up(&mut self) {
-        if let Some(mut held) = self.held.take() {
+        if let Some(Held { object: mut held, .. }) = self.held.take() {
             if let Some(spec) = &mut held.spec {
                 spec.holder_identity = Some(String::new());
                 spec.lease_duration_seconds = Some(1);
@@ -149,7 +174,7 @@ impl Lease {
 
     fn object(&self, metadata: ObjectMeta, changes: i32) -> LeaseObject {
         let now = MicroTime(Timestamp::now());
-        let acquired = self.held.as_ref().and_then(|held| held.spec.as_ref()?.acquire_time.clone());
+        let acquired = self.held.as_ref().and_then(|held| held.spec()?.acquire_time.clone());
         LeaseObject {
             metadata: ObjectMeta { managed_fields: None, ..metadata },
             spec: Some(LeaseSpec {
@@ -184,7 +209,52 @@ async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
     use super::*;
+
+    /// An API server that answers the first renewals after a while, and none of the calls that follow.
+    fn api_server(renewals: usize, pause: Duration) -> Client {
+        let mut left = renewals + 1;
+        let answer = move |request: Request<Body>| {
+            let answers = request.method() == Method::PUT && left > 0;
+            left -= usize::from(answers);
+            async move {
+                if !answers {
+                    std::future::pending::<()>().await;
+                }
+                sleep(pause).await;
+                let lease = json!({ "metadata": { "name": NAME }, "spec": { "holderIdentity": "me" } });
+                Ok::<_, Infallible>(Response::new(Body::from(lease.to_string().into_bytes())))
+            }
+        };
+        Client::new(tower::service_fn(answer), "default")
+    }
+
+    /// The worst case: an answer that comes just in time, and then calls that hang. Another provider counts from the write, which may have been at
+    /// the very beginning of the call.
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_ends_well_before_another_begins_however_long_calls_take() {
+        let slow = CALL_DEADLINE - Duration::from_millis(1);
+        for renewals in 0..3 {
+            let mut lease = Lease::new(api_server(renewals, slow), "default", "me".to_owned());
+            let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };
+            let mut last_call = Instant::now();
+            let object = lease.replace(metadata, 0).await.unwrap();
+            lease.held = Some(Held { object, renewed: last_call });
+            for _ in 0..renewals {
+                last_call = Instant::now() + INTERVAL;
+                lease.renew().await.unwrap();
+            }
+            let lost = lease.keep().await;
+            assert!(lost.contains("not renewed"), "{lost}");
+            assert!(last_call.elapsed() <= RENEW_DEADLINE, "{:?} after {renewals}", last_call.elapsed());
+        }
+    }
 
     #[test]
     fn a_lease_is_taken_when_it_is_free_or_has_not_changed_for_its_whole_time() {

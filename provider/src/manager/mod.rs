@@ -1,15 +1,12 @@
 //! The manager: the process that watches machines, and acts on them while it is the leader.
 
 mod controllers;
-mod events;
 mod http;
+mod leader;
 mod lease;
 mod machines;
-mod metrics;
 
-pub(crate) use events::Events;
 pub(crate) use machines::ApiMachines;
-pub(crate) use metrics::Metrics;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -29,13 +26,12 @@ use self::lease::Lease;
 use crate::apiserver::call;
 use crate::crd::ScalewayAppleSiliconMachine as Machine;
 use crate::error_chain::chain;
+use crate::events::Events;
 use crate::github::Github;
 use crate::machine::{ApiServer, FleetConfig, Limits};
+use crate::metrics::Metrics;
 use crate::pool::{Machines, Pool, PoolPrefix};
-use crate::reclaim::{ReclaimSettings, Reclaimer};
-
-/// How long a pass that has begun may take to end when the manager is told to end. A claim takes seconds; work on a host is safe to break off.
-const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(20);
+use crate::reclaim::{ReclaimMetrics, ReclaimSettings, Reclaimer};
 
 /// How the manager works.
 #[derive(Debug, Clone)]
@@ -86,16 +82,17 @@ pub(crate) async fn run(
     let instance = instance();
     let server = api_server(&client, &config).await?;
     let metrics = Arc::new(Metrics::default());
+    let reclaim_metrics = ReclaimMetrics::default();
     let (stop, stopped) = watch::channel(false);
     let stopped_reclaim = stopped.clone();
     let events = Events::new(client.clone(), instance.clone());
     let reclaimer = config.reclaim.clone().map(|reclaim| {
         let reclaimer =
-            Reclaimer::new(Arc::clone(&pool), machines, reclaim.settings, metrics.reclaim().clone());
+            Reclaimer::new(Arc::clone(&pool), machines, reclaim.settings, reclaim_metrics.clone());
         (reclaimer, reclaim.interval)
     });
     let controllers = Controllers::new(&client, pool, &config, server, events, Arc::clone(&metrics), stopped);
-    let servers = serve(&config, controllers.machines(), Arc::clone(&metrics)).await?;
+    let servers = serve(&config, controllers.machines(), Arc::clone(&metrics), reclaim_metrics).await?;
     tokio::spawn(servers);
 
     let namespace = config.namespace.as_deref().unwrap_or_else(|| client.default_namespace());
@@ -113,20 +110,11 @@ pub(crate) async fn run(
             reclaim(&reclaimer, interval, stopped_reclaim).await;
         }
     };
-    let acting = async { tokio::join!(acting, reclaiming) };
-    tokio::pin!(acting);
+    let acting = async {
+        tokio::join!(acting, reclaiming);
+    };
     let kept = async { if config.leader_elect { lease.keep().await } else { std::future::pending().await } };
-    tokio::select! {
-        _ = &mut acting => return Err("the watches have ended".to_owned()),
-        // Another provider may act from now on: this one ends at once, whatever it is doing.
-        lost = kept => return Err(format!("this provider is not the leader any more: {lost}")),
-        () = &mut end => {}
-    }
-    info!("told to end: no new pass begins");
-    let _ = stop.send(true);
-    if tokio::time::timeout(SHUTDOWN_DEADLINE, acting).await.is_err() {
-        warn!("a pass was broken off; the next provider takes it up again");
-    }
+    leader::act(acting, kept, end, &stop).await?;
     if config.leader_elect {
         lease.give_up().await;
     }
@@ -154,12 +142,13 @@ async fn serve(
     config: &ManagerConfig,
     machines: Store<Machine>,
     metrics: Arc<Metrics>,
+    reclaim: ReclaimMetrics,
 ) -> Result<impl Future<Output = ()> + use<>, String> {
     let cannot =
         |address: SocketAddr| move |error: std::io::Error| format!("cannot listen at {address}: {error}");
     let ok = ::http::StatusCode::OK;
-    let figures =
-        move |path: &str| (path == "/metrics").then(|| (ok, metrics.text(&machines, Timestamp::now())));
+    let text = move || metrics.text(&machines, Timestamp::now(), |registry| reclaim.register(registry));
+    let figures = move |path: &str| (path == "/metrics").then(|| (ok, text()));
     let health = move |path: &str| matches!(path, "/healthz" | "/readyz").then(|| (ok, "ok\n".to_owned()));
     let figures = http::serve(config.metrics_address, Arc::new(figures)).await;
     let figures = figures.map_err(cannot(config.metrics_address))?;

@@ -13,12 +13,27 @@ pub(crate) enum Standing {
     /// Its name is none that this provider gives.
     Foreign,
     /// It costs money, and no machine has it.
-    Orphan(Orphan),
+    Orphan(OrphanHost),
 }
 
-/// Why a host is an orphan.
+impl Standing {
+    /// All words in metrics.
+    pub(crate) const WORDS: [&str; 4] = ["owned", "free", "foreign", "orphan"];
+
+    /// The word in metrics.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Owned => "owned",
+            Self::Free => "free",
+            Self::Foreign => "foreign",
+            Self::Orphan(_) => "orphan",
+        }
+    }
+}
+
+/// Why a host is an orphan host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Orphan {
+pub(crate) enum OrphanHost {
     /// No machine bears its name.
     NoMachine,
     /// The machine of this name has another host.
@@ -29,7 +44,7 @@ pub(crate) enum Orphan {
     Quarantined,
 }
 
-impl Orphan {
+impl OrphanHost {
     /// All reasons.
     pub(crate) const ALL: [Self; 4] = [Self::NoMachine, Self::Duplicate, Self::Pending, Self::Quarantined];
 
@@ -51,8 +66,8 @@ pub(crate) fn standing(host: &ListedHost, settings: &ReclaimSettings, records: &
     }
     match HostName::of(&host.name, &settings.prefix) {
         HostName::Free => return Standing::Free,
-        HostName::Pending => return Standing::Orphan(Orphan::Pending),
-        HostName::Quarantined => return Standing::Orphan(Orphan::Quarantined),
+        HostName::Pending => return Standing::Orphan(OrphanHost::Pending),
+        HostName::Quarantined => return Standing::Orphan(OrphanHost::Quarantined),
         HostName::Taken(_) => {}
     }
     let prefixes = records.iter().filter_map(|record| record.prefix.as_ref());
@@ -64,16 +79,16 @@ pub(crate) fn standing(host: &ListedHost, settings: &ReclaimSettings, records: &
     match &settings.claim_name_prefix {
         // The machine will find it by its name.
         _ if namesakes.iter().any(|record| record.host.is_none()) => Standing::Owned,
-        _ if !namesakes.is_empty() => Standing::Orphan(Orphan::Duplicate),
+        _ if !namesakes.is_empty() => Standing::Orphan(OrphanHost::Duplicate),
         Some(prefix) if !host.name.starts_with(prefix.as_str()) => Standing::Foreign,
-        _ => Standing::Orphan(Orphan::NoMachine),
+        _ => Standing::Orphan(OrphanHost::NoMachine),
     }
 }
 
 /// Whether an orphan may be given back: only if its name begins as those of this provider's machines do. Others wait for a claim or for an
 /// operator.
-pub(super) fn may_be_reclaimed(orphan: Orphan, name: &str, settings: &ReclaimSettings) -> bool {
-    let is_left_behind = matches!(orphan, Orphan::NoMachine | Orphan::Duplicate);
+pub(super) fn may_be_reclaimed(orphan: OrphanHost, name: &str, settings: &ReclaimSettings) -> bool {
+    let is_left_behind = matches!(orphan, OrphanHost::NoMachine | OrphanHost::Duplicate);
     let prefix = settings.claim_name_prefix.as_ref().filter(|prefix| !prefix.is_empty());
     is_left_behind && prefix.is_some_and(|prefix| name.starts_with(prefix.as_str()))
 }
@@ -125,14 +140,14 @@ mod tests {
             (host("1", "renamed"), Owned, Owned),
             (host("1", "pool-1"), Owned, Owned),
             (host("2", "tuist-b"), Owned, Owned),
-            (host("3", "tuist-a"), orphan(Orphan::Duplicate), orphan(Orphan::Duplicate)),
-            (host("4", "tuist-gone"), orphan(Orphan::NoMachine), orphan(Orphan::NoMachine)),
+            (host("3", "tuist-a"), orphan(OrphanHost::Duplicate), orphan(OrphanHost::Duplicate)),
+            (host("4", "tuist-gone"), orphan(OrphanHost::NoMachine), orphan(OrphanHost::NoMachine)),
             (host("5", "pool-5"), Free, Free),
             (host("6", "builders-6"), Free, Free),
             (host("7", &free), Free, Free),
-            (host("8", "tuist-claim-pending-8"), orphan(Orphan::Pending), orphan(Orphan::Pending)),
-            (host("9", "tuist-quarantined-a"), orphan(Orphan::Quarantined), orphan(Orphan::Quarantined)),
-            (host("10", "office"), orphan(Orphan::NoMachine), Foreign),
+            (host("8", "tuist-claim-pending-8"), orphan(OrphanHost::Pending), orphan(OrphanHost::Pending)),
+            (host("9", "tuist-quarantined-a"), orphan(OrphanHost::Quarantined), orphan(OrphanHost::Quarantined)),
+            (host("10", "office"), orphan(OrphanHost::NoMachine), Foreign),
         ] {
             assert_eq!(standing(&host, &settings(None), &records), reported, "{}", host.name);
             assert_eq!(standing(&host, &settings(Some("tuist-")), &records), gated, "{}", host.name);
@@ -142,8 +157,8 @@ mod tests {
     proptest! {
         #[test]
         fn nothing_is_reclaimed_without_the_gate(name: String, at in 0usize..4) {
-            prop_assert!(!may_be_reclaimed(Orphan::ALL[at], &name, &settings(None)));
-            prop_assert!(!may_be_reclaimed(Orphan::ALL[at], &name, &settings(Some(""))));
+            prop_assert!(!may_be_reclaimed(OrphanHost::ALL[at], &name, &settings(None)));
+            prop_assert!(!may_be_reclaimed(OrphanHost::ALL[at], &name, &settings(Some(""))));
         }
 
         #[test]

@@ -1,4 +1,4 @@
-//! What is counted about orphans.
+//! What is counted about hosts.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,26 +6,39 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::Orphan;
+use super::{OrphanHost, Standing};
 use crate::names::Zone;
 
-/// The labels of a count.
+/// The labels of a count of orphan hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
+struct OrphanLabels {
     zone: String,
     reason: &'static str,
+}
+
+/// The labels of a count of hosts.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HostLabels {
+    zone: String,
+    state: &'static str,
 }
 
 /// The counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReclaimMetrics {
-    orphans: Family<Labels, Gauge>,
+    hosts: Family<HostLabels, Gauge>,
+    orphans: Family<OrphanLabels, Gauge>,
     reclaimed: Counter,
 }
 
 impl ReclaimMetrics {
     /// Adds the counts to those that are served.
     pub(crate) fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "tart_provider_pool_hosts",
+            "Hosts by whose they are, when they were last looked at",
+            self.hosts.clone(),
+        );
         registry.register(
             "scaleway_orphan_servers",
             "Hosts that no machine has and that are not free",
@@ -38,12 +51,18 @@ impl ReclaimMetrics {
         );
     }
 
-    /// Sets the counts of a zone. A reason that is gone becomes zero.
-    pub(super) fn count(&self, zone: &Zone, orphans: &[Orphan]) {
-        for reason in Orphan::ALL {
-            let labels = Labels { zone: zone.to_string(), reason: reason.as_str() };
-            let number = orphans.iter().filter(|orphan| **orphan == reason).count();
-            self.orphans.get_or_create(&labels).set(i64::try_from(number).unwrap_or(i64::MAX));
+    /// Sets the counts of a zone. What is gone becomes zero.
+    pub(super) fn count(&self, zone: &Zone, hosts: &[Standing]) {
+        let number = |is: &dyn Fn(&Standing) -> bool| {
+            i64::try_from(hosts.iter().filter(|standing| is(standing)).count()).unwrap_or(i64::MAX)
+        };
+        for state in Standing::WORDS {
+            let labels = HostLabels { zone: zone.to_string(), state };
+            self.hosts.get_or_create(&labels).set(number(&|standing| standing.as_str() == state));
+        }
+        for reason in OrphanHost::ALL {
+            let labels = OrphanLabels { zone: zone.to_string(), reason: reason.as_str() };
+            self.orphans.get_or_create(&labels).set(number(&|standing| *standing == Standing::Orphan(reason)));
         }
     }
 

@@ -1,10 +1,12 @@
-//! The orphan reclaimer: finds hosts that no machine has and that are not free, counts them, and, where it is told to, gives them back.
+//! The reclaimer of orphan hosts: finds hosts that no machine has and that are not free, counts them, and, where it is told to, gives them back.
 //!
 //! Hosts are left so by an object that was deleted by force, by a provider that died between a claim and its record, and by operators. An
 //! operator's own host looks the same, so only names with a certain beginning are given back, and nothing is without it.
 
 mod decide;
 mod metrics;
+#[cfg(test)]
+mod model_decision;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]
@@ -13,13 +15,13 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(crate) use decide::{Orphan, Standing, standing};
+pub(crate) use decide::{OrphanHost, Standing, standing};
 pub(crate) use metrics::ReclaimMetrics;
 
 use crate::error_chain::chain;
 use crate::names::{HostId, MachineRef, Zone};
 use crate::pool::{
-    Destination, HeldHost, MachineRecord, Machines, MachinesError, Pool, PoolError, PoolPrefix,
+    Destination, HeldHost, ListedHost, MachineRecord, Machines, MachinesError, Pool, PoolError, PoolPrefix,
     ReleaseOutcome,
 };
 
@@ -34,7 +36,7 @@ pub(crate) struct ReclaimSettings {
     pub(crate) claim_name_prefix: Option<String>,
 }
 
-/// Finds orphans. Only the leader runs it.
+/// Finds orphan hosts. Only the leader runs it.
 pub(crate) struct Reclaimer {
     pool: Arc<dyn Pool>,
     machines: Arc<dyn Machines>,
@@ -45,8 +47,8 @@ pub(crate) struct Reclaimer {
 /// What one look at all zones has found and done.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cycle {
-    /// How many orphans there are, by zone and reason.
-    pub(crate) orphans: Vec<(Zone, Orphan, HostId)>,
+    /// The orphan hosts, by zone and reason.
+    pub(crate) orphans: Vec<(Zone, OrphanHost, HostId)>,
     /// Hosts that were given back.
     pub(crate) reclaimed: Vec<HostId>,
 }
@@ -105,33 +107,54 @@ impl Reclaimer {
     ) -> Result<(), ReclaimError> {
         let hosts = self.pool.hosts(zone).await;
         let hosts = hosts.map_err(|source| ReclaimError::Zone { zone: zone.clone(), source })?;
-        let mut orphans = Vec::new();
-        for host in hosts {
-            if let Standing::Orphan(orphan) = standing(&host, &self.settings, records) {
-                orphans.push((orphan, host));
+        let standings: Vec<Standing> =
+            hosts.iter().map(|host| standing(host, &self.settings, records)).collect();
+        self.metrics.count(zone, &standings);
+        for (host, standing) in hosts.iter().zip(standings) {
+            if let Standing::Orphan(orphan) = standing {
+                self.attend_to(zone, host, orphan, cycle).await?;
             }
         }
-        let found: Vec<Orphan> = orphans.iter().map(|(orphan, _)| *orphan).collect();
-        self.metrics.count(zone, &found);
-        for (orphan, host) in orphans {
-            cycle.orphans.push((zone.clone(), orphan, host.id.clone()));
-            if !decide::may_be_reclaimed(orphan, &host.name, &self.settings) {
-                tracing::warn!(%zone, host = %host.id, name = host.name, reason = orphan.as_str(), "a host belongs to no machine and is not free");
-                continue;
-            }
-            // A machine may have got this host since the list.
-            let records = self.machines.list().await?;
-            if !matches!(standing(&host, &self.settings, &records), Standing::Orphan(_)) {
-                continue;
-            }
+        Ok(())
+    }
+
+    /// Gives an orphan host back, if that is asked for.
+    async fn attend_to(
+        &self,
+        zone: &Zone,
+        host: &ListedHost,
+        orphan: OrphanHost,
+        cycle: &mut Cycle,
+    ) -> Result<(), ReclaimError> {
+        cycle.orphans.push((zone.clone(), orphan, host.id.clone()));
+        if !decide::may_be_reclaimed(orphan, &host.name, &self.settings) {
+            tracing::warn!(%zone, host = %host.id, name = host.name, reason = orphan.as_str(), "a host belongs to no machine and is not free");
+            return Ok(());
+        }
+        // A machine may have got this host since the list.
+        let records = self.machines.list().await?;
+        if matches!(standing(host, &self.settings, &records), Standing::Orphan(_)) {
             self.reclaim(zone, &host.id, &host.name, cycle).await;
         }
         Ok(())
     }
 
+    /// Gives a host back if it still bears the name that it bore in the list. An operator, or a claim, may have renamed it since.
     async fn reclaim(&self, zone: &Zone, id: &HostId, name: &str, cycle: &mut Cycle) {
+        match self.pool.host(zone, id).await {
+            Ok(Some(host)) if host.name == name => {}
+            Ok(now) => {
+                let now = now.map(|host| host.name);
+                tracing::info!(%zone, host = %id, name, ?now, "a host that had no machine was left alone");
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(%zone, host = %id, name, error = chain(&error), "a host without a machine cannot be looked at");
+                return;
+            }
+        }
         let held = HeldHost {
-            // No machine has this host. The name is the one that it bore in the list: if it bears another one now, it is not touched.
+            // No machine has this host.
             machine: MachineRef { namespace: String::new(), name: name.to_owned() },
             id: id.clone(),
             zone: zone.clone(),

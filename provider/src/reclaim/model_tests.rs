@@ -2,7 +2,7 @@
 //! had twice, none is lost, and none of an operator's is touched.
 //!
 //! The reference knows what the user wants. What is tested are the pool and the reclaimer against the simulated Scaleway, driven as the reconciler
-//! drives them.
+//! drives them: by its own decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,7 +12,9 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest, prop_state
 use scaleway_sim::{Install, Settings, Status};
 use tokio::runtime::Runtime;
 
+use super::model_decision::{Known, next_step};
 use super::*;
+use crate::machine::Step as Decided;
 use crate::pool::ScalewayPool;
 use crate::pool::scaleway::scene::{SECRET, Scene, held, prefix, request, zone};
 use crate::pool::{HostName, ListedHost};
@@ -57,6 +59,10 @@ enum Step {
     Delete(u8),
     ForceDelete(u8),
     SetPaused(u8, bool),
+    /// Its host cannot be bootstrapped.
+    Fail(u8),
+    /// An operator hands all hosts back that are in quarantine.
+    HandBack,
     Reconcile(u8, Death),
     /// Two machines at once, in one process.
     ReconcileBoth(u8, u8),
@@ -103,6 +109,8 @@ impl ReferenceStateMachine for Reference {
             3 => machine.clone().prop_map(Step::Delete),
             1 => machine.clone().prop_map(Step::ForceDelete),
             1 => (machine.clone(), any::<bool>()).prop_map(|(machine, paused)| Step::SetPaused(machine, paused)),
+            2 => machine.clone().prop_map(Step::Fail),
+            1 => Just(Step::HandBack),
             9 => (machine.clone(), death.clone()).prop_map(|(machine, death)| Step::Reconcile(machine, death)),
             3 => (machine.clone(), machine).prop_map(|(a, b)| Step::ReconcileBoth(a, b)),
             3 => (any::<bool>(), death).prop_map(|(active, death)| Step::Reclaim { active, death }),
@@ -139,6 +147,10 @@ struct Fleet {
     leader: Arc<ScalewayPool>,
     deleting: BTreeSet<String>,
     paused: BTreeSet<String>,
+    /// Whether the pause is one of the whole Cluster.
+    is_cluster_paused: bool,
+    /// Machines whose hosts are to be given up.
+    failed: BTreeSet<String>,
     /// Which machine had a host last, and how often the host was installed then.
     last_use: BTreeMap<HostId, (String, u32)>,
     outside: BTreeMap<HostId, String>,
@@ -161,8 +173,17 @@ impl Fleet {
         let scene = runtime.block_on(Scene::with(settings, &names));
         let outside = OUTSIDE.map(|name| (scene.id(name), name.to_owned())).into();
         let leader = scene.pool();
-        let (deleting, paused) = (BTreeSet::new(), BTreeSet::new());
-        Self { runtime, scene, leader, deleting, paused, last_use: BTreeMap::new(), outside }
+        Self {
+            runtime,
+            scene,
+            leader,
+            deleting: BTreeSet::new(),
+            paused: BTreeSet::new(),
+            is_cluster_paused: false,
+            failed: BTreeSet::new(),
+            last_use: BTreeMap::new(),
+            outside,
+        }
     }
 
     fn add(&mut self, name: &str) {
@@ -171,6 +192,7 @@ impl Fleet {
             self.scene.cluster.add(name);
             self.deleting.remove(name);
             self.paused.remove(name);
+            self.failed.remove(name);
         }
     }
 
@@ -192,24 +214,60 @@ impl Fleet {
         self.scene.cluster.with(|records| records.iter().filter_map(|record| record.host.clone()).collect())
     }
 
+    fn decide(&self, name: &str) -> Decided {
+        let record = self.scene.cluster.with(|records| {
+            records.iter().find(|record| record.machine.name == name).cloned().unwrap()
+        });
+        let known = Known {
+            is_deleting: self.deleting.contains(name),
+            is_paused: self.paused.contains(name),
+            has_failed: self.failed.contains(name),
+        };
+        next_step(&record, known, self.is_cluster_paused)
+    }
+
     /// One pass of the reconciler: what to record, if anything.
     async fn pass(&self, name: &str) -> Option<Record> {
-        if self.deleting.contains(name) {
-            let Some(host) = self.host_of(name) else { return Some(Record::Deleted) };
-            return match self.leader.release(&held(name, &host), Destination::Pool).await {
-                Ok(ReleaseOutcome::NotOurs { .. }) => Some(Record::Lost(host)),
-                Ok(_) => Some(Record::Deleted),
-                Err(_) => None,
-            };
+        let to = match self.decide(name) {
+            Decided::Claim(_) => {
+                assert!(!self.paused.contains(name), "{name} is paused and claims a host");
+                return self.leader.claim(&request(name)).await.ok().map(|host| Record::Host(host.id));
+            }
+            Decided::Delete => Destination::Pool,
+            Decided::Quarantine => Destination::Quarantine,
+            _ => return None,
+        };
+        let Some(host) = self.host_of(name) else { return Some(Record::Deleted) };
+        match (self.leader.release(&held(name, &host), to).await, to) {
+            (Ok(outcome), Destination::Quarantine) => {
+                let is_lost = matches!(outcome, ReleaseOutcome::NotOurs { .. });
+                Some(Record::GivenUp(is_lost.then_some(host)))
+            }
+            (Ok(ReleaseOutcome::NotOurs { .. }), Destination::Pool) => Some(Record::Lost(host)),
+            (Ok(_), Destination::Pool) => Some(Record::Deleted),
+            (Err(_), _) => None,
         }
-        if self.paused.contains(name) || self.host_of(name).is_some() {
-            return None;
+    }
+
+    /// An operator hands the hosts in quarantine back, and takes care of what is on them.
+    fn hand_back(&mut self) {
+        for host in self.hosts() {
+            if HostName::of(&host.name, &prefix()) == HostName::Quarantined {
+                self.scene.server(&host.id, |server| server.name = prefix().new_name());
+                self.last_use.remove(&host.id);
+            }
         }
-        self.leader.claim(&request(name)).await.ok().map(|host| Record::Host(host.id))
     }
 
     fn record(&mut self, name: &str, record: Record) {
         match record {
+            Record::GivenUp(lost) => {
+                if let Some(host) = lost {
+                    self.last_use.remove(&host);
+                }
+                self.scene.cluster.record(name, None);
+                self.failed.remove(name);
+            }
             Record::Deleted => self.scene.cluster.remove(name),
             Record::Lost(host) => {
                 self.last_use.remove(&host);
@@ -310,8 +368,10 @@ impl Fleet {
         self.scene.scaleway.world().deliver_held();
         self.scene.scaleway.world().clear_rules();
         self.paused.clear();
+        self.is_cluster_paused = false;
         self.leader = self.scene.pool();
         for _ in 0..8 {
+            self.hand_back();
             for machine in 0..MACHINES {
                 // As a MachineSet does it once the old object is gone.
                 if wanted.machines.contains_key(&machine) {
@@ -341,6 +401,8 @@ impl Fleet {
 enum Record {
     /// The machine has this host.
     Host(HostId),
+    /// The machine has no host any more. This one bore a name of no machine, and what ran on it may still be there.
+    GivenUp(Option<HostId>),
     /// The machine is gone.
     Deleted,
     /// The machine is gone, and its host bore a name of no machine. What ran on it may still be there.
@@ -390,6 +452,12 @@ impl StateMachineTest for Model {
                 fleet.deleting.insert(name(machine));
             }
             Step::ForceDelete(machine) => fleet.force_delete(&name(machine)),
+            Step::Fail(machine) => {
+                if fleet.host_of(&name(machine)).is_some() {
+                    fleet.failed.insert(name(machine));
+                }
+            }
+            Step::HandBack => fleet.hand_back(),
             Step::SetPaused(machine, true) => {
                 fleet.paused.insert(name(machine));
             }

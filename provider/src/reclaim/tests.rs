@@ -39,7 +39,7 @@ async fn the_host_of_a_deleted_object_is_reported_and_left_alone_by_default() {
     let reclaimer = reclaimer(&scene, None);
     let writes = scene.writes();
     let cycle = reclaimer.cycle().await.unwrap();
-    assert_eq!(cycle, Cycle { orphans: vec![(zone(), Orphan::NoMachine, id)], reclaimed: vec![] });
+    assert_eq!(cycle, Cycle { orphans: vec![(zone(), OrphanHost::NoMachine, id)], reclaimed: vec![] });
     assert_eq!(scene.writes(), writes);
     let text = metrics(&reclaimer);
     assert!(text.contains(r#"scaleway_orphan_servers{zone="fr-par-1",reason="no_machine"} 1"#), "{text}");
@@ -73,8 +73,8 @@ async fn hosts_of_operators_other_pools_and_begun_claims_are_never_given_back() 
     scene.cluster.add("runner-9");
     scene.cluster.with(|records| records[0].prefix = PoolPrefix::new("builders-"));
     let cycle = reclaimer(&scene, GATE).cycle().await.unwrap();
-    let reasons: Vec<Orphan> = cycle.orphans.iter().map(|(_, orphan, _)| *orphan).collect();
-    assert_eq!(reasons, [Orphan::Pending, Orphan::Quarantined]);
+    let reasons: Vec<OrphanHost> = cycle.orphans.iter().map(|(_, orphan, _)| *orphan).collect();
+    assert_eq!(reasons, [OrphanHost::Pending, OrphanHost::Quarantined]);
     assert_eq!((scene.writes(), scene.names()), (0, names.map(str::to_owned).to_vec()));
 }
 
@@ -155,6 +155,32 @@ async fn a_second_host_of_one_name_is_an_orphan() {
     scene.cluster.add("runner-1");
     scene.cluster.record("runner-1", Some(&scene.id("tuist-pool-1")));
     let cycle = reclaimer(&scene, GATE).cycle().await.unwrap();
-    assert_eq!(cycle.orphans, [(zone(), Orphan::Duplicate, duplicate.clone())]);
+    assert_eq!(cycle.orphans, [(zone(), OrphanHost::Duplicate, duplicate.clone())]);
     assert_eq!(cycle.reclaimed, [duplicate]);
+}
+
+#[tokio::test]
+async fn a_host_that_is_renamed_since_the_scan_is_left_alone() {
+    let (scene, id) = stranded().await;
+    scene.cluster.add("runner-2");
+    for name in ["tuist-pool-9", "tuist-claim-pending-9", "runner-2", "office"] {
+        scene.server(&id, |server| name.clone_into(&mut server.name));
+        let mut cycle = Cycle::default();
+        reclaimer(&scene, GATE).reclaim(&zone(), &id, "runner-1", &mut cycle).await;
+        assert_eq!((cycle, scene.name(&id)), (Cycle::default(), name.to_owned()));
+        scene.server(&id, |server| assert_eq!(server.installs, 1, "{name}"));
+    }
+}
+
+#[tokio::test]
+async fn all_hosts_are_counted_by_whose_they_are() {
+    let scene = Scene::new(&["tuist-pool-1", "tuist-pool-2", "office", "runner-9", "tuist-claim-pending-1"]).await;
+    scene.adopted(&scene.pool(), "runner-1").await;
+    let reclaimer = reclaimer(&scene, GATE);
+    reclaimer.cycle().await.unwrap();
+    let text = metrics(&reclaimer);
+    for (state, number) in [("owned", 1), ("free", 1), ("foreign", 1), ("orphan", 2)] {
+        let line = format!(r#"tart_provider_pool_hosts{{zone="fr-par-1",state="{state}"}} {number}"#);
+        assert!(text.contains(&line), "{line}: {text}");
+    }
 }

@@ -9,7 +9,7 @@ use super::{observability, workspace};
 
 /// Where metrics are registered.
 const SOURCES: [&str; 3] =
-    ["agent/src/metrics", "provider/src/manager/metrics.rs", "provider/src/reclaim/metrics.rs"];
+    ["agent/src/metrics", "provider/src/metrics.rs", "provider/src/reclaim/metrics.rs"];
 /// What the names of all of them begin with.
 const PREFIXES: [&str; 5] = ["tart_kubelet_", "tart_provider_", "scaleway_orphan_", "capt_", "rest_client_"];
 /// What the format adds to the name of a counter or a histogram.

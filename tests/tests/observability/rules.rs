@@ -31,14 +31,18 @@ fn alerts_fire_when_they_should_and_only_then() -> Result<()> {
     Ok(())
 }
 
-/// A runbook is a place in the documentation.
+/// Where the documentation is.
+const DOCUMENTATION: &str = "https://github.com/tuist/tart-kubelet/blob/main/";
+
+/// A runbook is a place in the documentation, and a link from wherever the alert is read.
 #[test]
 fn every_alert_says_what_to_do() -> Result<()> {
     let rules = std::fs::read_to_string(observability().join("rules.yaml"))?;
     let alerts = rules.matches("- alert: ").count();
-    let runbooks: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("runbook: ")).collect();
+    let runbooks: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")).collect();
     assert_eq!(alerts, runbooks.len());
     for runbook in runbooks {
+        let runbook = runbook.strip_prefix(DOCUMENTATION).with_context(|| runbook.to_owned())?;
         let (file, anchor) = runbook.split_once('#').context("no anchor")?;
         let text = std::fs::read_to_string(super::workspace().join(file)).with_context(|| file.to_owned())?;
         let anchor_of = |title: &str| {

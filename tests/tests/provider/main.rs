@@ -2,5 +2,7 @@
 
 mod builder;
 mod fleet;
+mod leader;
 mod machine;
+mod reclaim;
 mod scene;

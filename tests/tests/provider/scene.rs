@@ -5,7 +5,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::{Node, Pod, Secret};
 use kube::api::{ApiResource, DynamicObject, ListParams};
@@ -15,6 +14,8 @@ use scaleway_sim::{NewServer, Scaleway, Settings};
 use serde_json::{Value, json};
 use tart_kubelet_tests::cluster_api::ClusterApi;
 use tart_kubelet_tests::control_plane::ControlPlane;
+use tart_kubelet_tests::helm::Helm;
+use tart_kubelet_tests::kubeconfig::{self, Credentials};
 use tart_kubelet_tests::kubectl::Kubectl;
 use tart_kubelet_tests::mac_host::MacHost;
 use tart_kubelet_tests::process::Process;
@@ -43,10 +44,9 @@ pub(crate) struct Scene {
     directory: PathBuf,
     public_key: String,
     provider: Option<Process>,
-    flags: Vec<String>,
 }
 
-/// What the whole cluster gets once: Cluster API, the provider's kinds, and the rights that the chart gives.
+/// What the whole cluster gets once: Cluster API and the provider's kinds.
 async fn prepare(control_plane: &ControlPlane) -> Result<()> {
     static DONE: OnceCell<()> = OnceCell::const_new();
     let once = async || {
@@ -60,13 +60,6 @@ async fn prepare(control_plane: &ControlPlane) -> Result<()> {
         for binding in ["kubelet-bootstrap", "node-autoapprove-bootstrap"] {
             kubectl.run(["delete", "clusterrolebinding", binding]).await?;
         }
-        let group = "rbac.authorization.k8s.io";
-        let binding = json!({
-            "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": { "name": "tart-provider-join" },
-            "subjects": [{ "kind": "Group", "name": "system:bootstrappers:tart-provider", "apiGroup": group }],
-            "roleRef": { "kind": "ClusterRole", "name": "system:node-bootstrapper", "apiGroup": group },
-        });
-        kubectl.apply(&binding.to_string()).await?;
         anyhow::Ok(())
     };
     DONE.get_or_try_init(once).await.map(drop)
@@ -103,7 +96,6 @@ impl Scene {
             directory,
             public_key,
             provider: None,
-            flags: Vec::new(),
             namespace,
         };
         for _ in 0..macs {
@@ -116,6 +108,7 @@ impl Scene {
             json!({ "id_ed25519": std::fs::read_to_string(&key)?, "id_ed25519.pub": scene.public_key });
         let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": format!("{FLEET}-ssh") }, "stringData": data });
         scene.kubectl().apply(&secret.to_string()).await?;
+        scene.give_rights().await?;
         scene.connect_cluster().await?;
         Ok(Some(scene))
     }
@@ -158,45 +151,53 @@ impl Scene {
         self.control_plane.kubectl().namespace(&self.namespace)
     }
 
-    /// The Cluster, its stub, and what Cluster API needs to look at its Nodes: an account with the rights of the chart.
+    /// The accounts and rights that the real helm makes of the chart: those of the provider, and those with which Cluster API looks at the Nodes.
+    async fn give_rights(&self) -> Result<()> {
+        const KINDS: [&str; 5] =
+            ["kind: ServiceAccount", "kind: ClusterRole", "kind: ClusterRoleBinding", "kind: Role", "kind: RoleBinding"];
+        const TOKEN: &str = "type: kubernetes.io/service-account-token";
+        let name = format!("fullnameOverride={:?}", self.namespace);
+        let server = format!("provider.apiServerURL={:?}", self.control_plane.server());
+        let helm = Helm::new(self.control_plane.sandbox()).await?;
+        let rendered = helm.template(&self.namespace, &[&name, &server]).await?;
+        let is_right = |object: &&str| object.lines().any(|line| line == TOKEN || KINDS.contains(&line));
+        let rights: Vec<_> = rendered.split("\n---\n").filter(is_right).collect();
+        ensure!(rights.len() >= 10, "the chart has only {rights:?}");
+        // Some are in other namespaces.
+        self.control_plane.kubectl().apply(&rights.join("\n---\n")).await?;
+        let provider = self.kubectl().run(["create", "token", &self.namespace, "--duration=2h"]).await?;
+        self.write_kubeconfig(&self.account(), provider.trim())
+    }
+
+    /// The kubeconfig of the provider's account.
+    fn account(&self) -> PathBuf {
+        self.directory.join("provider.kubeconfig")
+    }
+
+    fn write_kubeconfig(&self, path: &Path, token: &str) -> Result<()> {
+        let authority = &self.control_plane.authority().pair().certificate;
+        kubeconfig::write(path, self.control_plane.server(), authority, &Credentials::Token(token.to_owned()))
+    }
+
+    /// The Cluster, its stub, and what Cluster API needs to look at its Nodes.
     async fn connect_cluster(&self) -> Result<()> {
         let name = &self.namespace;
-        let group = "rbac.authorization.k8s.io";
-        let account = "capi-remote";
-        let objects = json!({ "apiVersion": "v1", "kind": "List", "items": [
-            { "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": account } },
-            { "apiVersion": format!("{group}/v1"), "kind": "ClusterRole", "metadata": { "name": format!("{name}-{account}") }, "rules": [
-                { "apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch", "delete"] },
-                { "apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"] },
-                { "apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"] },
-                { "nonResourceURLs": ["/"], "verbs": ["get"] },
-            ] },
-            { "apiVersion": format!("{group}/v1"), "kind": "ClusterRoleBinding", "metadata": { "name": format!("{name}-{account}") },
-              "subjects": [{ "kind": "ServiceAccount", "name": account, "namespace": name }],
-              "roleRef": { "kind": "ClusterRole", "name": format!("{name}-{account}"), "apiGroup": group } },
-            { "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/service-account-token",
-              "metadata": { "name": format!("{account}-token"), "annotations": { "kubernetes.io/service-account.name": account } } },
-            { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "no-bootstrap" }, "stringData": { "value": "" } },
-        ] });
-        self.kubectl().apply(&objects.to_string()).await?;
+        let placeholder = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "no-bootstrap" }, "stringData": { "value": "" } });
+        self.kubectl().apply(&placeholder.to_string()).await?;
         let secrets = Api::<Secret>::namespaced(self.client.clone(), name);
         let token = eventually("the token of capi-remote", DEADLINE, async || {
-            let secret = secrets.get(&format!("{account}-token")).await?;
+            let secret = secrets.get(&format!("{name}-capi-remote-token")).await?;
             let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
             Ok(String::from_utf8(token.0)?)
         })
         .await?;
-        let authority = BASE64_STANDARD.encode(&self.control_plane.authority().pair().certificate);
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{ "name": "c", "cluster": { "server": self.control_plane.server(), "certificate-authority-data": authority } }],
-            "users": [{ "name": "c", "user": { "token": token } }],
-            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "c" } }],
-        });
+        let workload = self.directory.join("workload.kubeconfig");
+        self.write_kubeconfig(&workload, &token)?;
+        let kubeconfig = std::fs::read_to_string(workload)?;
         let cluster = json!({ "apiVersion": "v1", "kind": "List", "items": [
             { "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
               "metadata": { "name": format!("{name}-kubeconfig"), "labels": { "cluster.x-k8s.io/cluster-name": name } },
-              "stringData": { "value": kubeconfig.to_string() } },
+              "stringData": { "value": kubeconfig } },
             { "apiVersion": "infrastructure.cluster.x-k8s.io/v1alpha1", "kind": "TuistCluster", "metadata": { "name": name },
               "spec": { "controlPlaneEndpoint": { "host": "127.0.0.1", "port": 6443 } } },
             { "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": { "name": name }, "spec": {
@@ -232,13 +233,15 @@ impl Scene {
         self.kubectl().apply(&objects.to_string()).await.map(drop)
     }
 
-    /// Tells the provider to end, if it runs, so that it gives up its Lease.
+    /// Tells the provider to end, if it runs, so that it gives up its Lease. The rights of its account must have been enough.
     pub(crate) async fn stop_provider(&mut self) -> Result<()> {
-        if let Some(provider) = self.provider.take()
-            && provider.exit_status()?.is_none()
-        {
-            provider.signal(Signal::SIGTERM)?;
-            provider.wait_for_exit(DEADLINE).await?;
+        if let Some(provider) = self.provider.take() {
+            if provider.exit_status()?.is_none() {
+                provider.signal(Signal::SIGTERM)?;
+                provider.wait_for_exit(DEADLINE).await?;
+            }
+            let log = provider.log()?;
+            ensure!(!log.contains("forbidden"), "the chart gives too few rights:\n{log}");
         }
         Ok(())
     }
@@ -246,16 +249,25 @@ impl Scene {
     /// Starts the provider, or starts it anew, with these flags beside those that all tests have.
     pub(crate) async fn start_provider(&mut self, flags: &[&str]) -> Result<()> {
         self.stop_provider().await?;
-        self.flags = flags.iter().map(ToString::to_string).collect();
+        self.provider = Some(self.another_provider("provider", flags)?);
+        Ok(())
+    }
+
+    /// A provider beside the one that may run, with a log of this name.
+    pub(crate) fn another_provider(&self, log: &str, flags: &[&str]) -> Result<Process> {
         let mut command = self.control_plane.sandbox().command(programs::find("tart-provider")?);
-        command.arg("manager").arg("--kubeconfig").arg(self.control_plane.admin_kubeconfig());
+        command.arg("manager").arg("--kubeconfig").arg(self.account());
         command.args([
             format!("--namespace={}", self.namespace),
             format!("--secrets-namespace={}", self.namespace),
         ]);
         command.arg(format!("--api-server-url={}", self.control_plane.server()));
         command.arg("--tartkubelet-binary-path").arg(&self.agent);
-        command.args(["--metrics-bind-address=127.0.0.1:0", "--health-probe-bind-address=127.0.0.1:0"]);
+        for address in ["--metrics-bind-address", "--health-probe-bind-address"] {
+            if !flags.iter().any(|flag| flag.starts_with(address)) {
+                command.arg(format!("{address}=127.0.0.1:0"));
+            }
+        }
         // Many agents run on the machine at once, and how much is left on it is not what these tests are about.
         for flag in ["--metrics-bind-address=127.0.0.1:0", "--port=0", "--eviction-hard="] {
             command.arg(format!("--agent-flag={flag}"));
@@ -263,9 +275,7 @@ impl Scene {
         command.args(flags);
         command.env("SCW_API_URL", self.scaleway.url()).env("SCW_SECRET_KEY", SECRET_KEY);
         command.env("SCW_DEFAULT_PROJECT_ID", PROJECT_ID).env_remove("RUST_LOG");
-        self.provider =
-            Some(Process::start("tart-provider", &mut command, &self.directory.join("provider.log"))?);
-        Ok(())
+        Process::start("tart-provider", &mut command, &self.directory.join(format!("{log}.log")))
     }
 
     pub(crate) fn provider(&self) -> Result<&Process> {

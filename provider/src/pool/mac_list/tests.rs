@@ -9,7 +9,7 @@ use tart_kubelet_tests::kubectl::Kubectl;
 
 use super::*;
 use crate::pool::scaleway::scene::{self, Cluster};
-use crate::reclaim::{Orphan, ReclaimMetrics, ReclaimSettings, Reclaimer};
+use crate::reclaim::{OrphanHost, ReclaimMetrics, ReclaimSettings, Reclaimer};
 
 const RELEASED: ReleaseOutcome = ReleaseOutcome::Released { wiped: false, os_unavailable: false };
 
@@ -158,7 +158,7 @@ async fn the_mac_of_a_deleted_object_is_found_and_given_back() -> Result<()> {
     };
     let machines = Arc::clone(&office.cluster) as Arc<dyn Machines>;
     let cycle = Reclaimer::new(pool, machines, settings, ReclaimMetrics::default()).cycle().await?;
-    assert_eq!((cycle.orphans, cycle.reclaimed), (vec![(zone, Orphan::NoMachine, id.clone())], vec![id]));
+    assert_eq!((cycle.orphans, cycle.reclaimed), (vec![(zone, OrphanHost::NoMachine, id.clone())], vec![id]));
     assert_eq!(office.annotations().await?, [""; 0]);
     Ok(())
 }

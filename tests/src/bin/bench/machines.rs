@@ -45,7 +45,8 @@ pub(crate) struct Costs {
 }
 
 /// Machines whose hosts are up to date, with their Nodes, on a control plane with Cluster API. Their hosts are not there: at rest the provider
-/// talks to none.
+/// talks to none. Nor are Machines of Cluster API, which the provider never reads: what Cluster API does for those is not the provider's cost.
+/// The Nodes have no kubelets, so that the control plane's own care for them is in the calls that are counted.
 pub(crate) struct Fleet {
     control_plane: ControlPlane,
     _cluster_api: ClusterApi,

@@ -15,7 +15,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::crd::{ConditionStatus, Phase, ScalewayAppleSiliconMachine as Machine};
-use crate::reclaim::ReclaimMetrics;
 
 const BUCKETS: [f64; 9] = [0.01, 0.1, 1.0, 5.0, 15.0, 60.0, 180.0, 600.0, 1800.0];
 
@@ -46,7 +45,6 @@ pub(crate) struct Metrics {
     passes: Family<ResultLabels, Counter>,
     durations: Histogram,
     is_leader: AtomicBool,
-    reclaim: ReclaimMetrics,
 }
 
 impl Default for Metrics {
@@ -56,7 +54,6 @@ impl Default for Metrics {
             passes: Family::default(),
             durations: Histogram::new(BUCKETS),
             is_leader: AtomicBool::new(false),
-            reclaim: ReclaimMetrics::default(),
         }
     }
 }
@@ -75,16 +72,17 @@ impl Metrics {
         self.durations.observe(took.as_secs_f64());
     }
 
-    pub(super) fn reclaim(&self) -> &ReclaimMetrics {
-        &self.reclaim
-    }
-
     pub(crate) fn lead(&self) {
         self.is_leader.store(true, Ordering::Relaxed);
     }
 
-    /// All figures as text. Those of machines come from the watch at this moment: a machine that is gone has none.
-    pub(super) fn text(&self, machines: &Store<Machine>, now: Timestamp) -> String {
+    /// All figures as text, with those that others add. Those of machines come from the watch at this moment: a machine that is gone has none.
+    pub(crate) fn text(
+        &self,
+        machines: &Store<Machine>,
+        now: Timestamp,
+        add: impl FnOnce(&mut Registry),
+    ) -> String {
         let mut registry = Registry::default();
         let phases = Family::<MachineLabels, Gauge>::default();
         let waits = Family::<WaitLabels, Gauge>::default();
@@ -116,7 +114,7 @@ impl Metrics {
         registry.register("tart_provider_reconciles", "Passes over machines", self.passes.clone());
         registry.register("tart_provider_reconcile_seconds", "How long passes take", self.durations.clone());
         registry.register("tart_provider_leader", "Whether this provider acts", leader);
-        self.reclaim.register(&mut registry);
+        add(&mut registry);
         let mut text = String::new();
         // Writing to memory does not fail.
         let _ = encode(&mut text, &registry);
