@@ -308,6 +308,7 @@ impl Agent {
             guests: host.guests.clone(),
             local: self.local_source(),
             sampler: Sampler::new(host.registry.clone(), self.state.clone(), self.tart.clone()),
+            forward_places: api::ForwardPlaces::default(),
         };
         let access = self.access.clone();
         let server = ApiServer { listener, access, certificate: Arc::new(certificate), client_ca, context };

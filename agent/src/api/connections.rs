@@ -19,6 +19,9 @@ const NEWCOMERS: usize = 64;
 /// Connections at once on which one was, with the streams that were made of them.
 const ADMITTED: usize = 256;
 
+/// Connections to guests at once, for all clients. Each takes a file descriptor, and the process has 10,240 on macOS.
+const FORWARDED: usize = 1024;
+
 /// All connections. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Connections(Arc<Places>);
@@ -102,6 +105,25 @@ impl Drop for Place {
         if self.permit.get().is_none() {
             self.places.is_no_newcomer(self.number);
         }
+    }
+}
+
+/// Places for connections to guests that clients forward. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct ForwardPlaces(Arc<Semaphore>);
+
+impl ForwardPlaces {
+    pub(super) const REFUSAL: &str = "the Node forwards 1024 connections already; try again later";
+
+    /// A place until it is dropped; `None` when all are taken.
+    pub(super) fn take(&self) -> Option<OwnedSemaphorePermit> {
+        self.0.clone().try_acquire_owned().ok()
+    }
+}
+
+impl Default for ForwardPlaces {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(FORWARDED)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the handlers of the kubelet API answer from.
 
+use super::connections::ForwardPlaces;
 use super::configz::KubeletSettings;
 use super::local::Source;
 use super::stats::Sampler;
@@ -23,4 +24,5 @@ pub(crate) struct Context {
     /// The agent's own health and metrics.
     pub(crate) local: Source,
     pub(crate) sampler: Sampler,
+    pub(crate) forward_places: ForwardPlaces,
 }

@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::connections::ForwardPlaces;
 use super::context::Context;
 use super::path::PodPath;
 use super::response::{self, Body};
@@ -34,6 +35,7 @@ struct Target {
     pod: String,
     uid: String,
     address: IpAddr,
+    places: ForwardPlaces,
 }
 
 /// Answers a request that is authenticated and authorized, and goes on in a task.
@@ -87,7 +89,8 @@ async fn find(path: &PodPath, context: &Context) -> Result<Target, Response<Body
         );
         response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words)
     })?;
-    Ok(Target { pod: path.name.clone(), uid: uid.to_string(), address })
+    let places = context.forward_places.clone();
+    Ok(Target { pod: path.name.clone(), uid: uid.to_string(), address, places })
 }
 
 /// Serves all connections of a client; they end with it.
@@ -99,16 +102,23 @@ async fn serve(mut forwarded: ForwardedPorts, target: &Target) {
                 Some(connection) => drop(connections.spawn(forward(connection, target.clone()))),
                 None => return,
             },
-            Some(_) = connections.join_next() => {}
+            Some(_) = connections.join_next() => {
+                if connections.is_empty() && forwarded.is_exhausted() {
+                    return forwarded.close().await;
+                }
+            }
         }
     }
 }
 
 /// Copies both directions of one connection, and tells the client why it failed.
 async fn forward(connection: ForwardedConnection, target: Target) {
-    let ForwardedConnection { port, input, output, mut error } = connection;
-    let Target { pod, uid, address } = &target;
-    let result = copy((input, output), SocketAddr::new(*address, port)).await;
+    let ForwardedConnection { port, input, output, mut error, half_close } = connection;
+    let Target { pod, uid, address, places } = &target;
+    let result = match places.take() {
+        Some(_place) => copy((input, output), SocketAddr::new(*address, port), half_close).await,
+        None => Err(Failure::Guest(ForwardPlaces::REFUSAL.to_owned())),
+    };
     if let Err(Failure::Guest(reason)) = result {
         // The kubelet's words.
         let words = format!("error forwarding port {port} to pod {pod}, uid {uid}: {reason}");
@@ -132,7 +142,11 @@ impl From<Gone> for Failure {
     }
 }
 
-async fn copy((input, output): (Input, Output), address: SocketAddr) -> Result<(), Failure> {
+async fn copy(
+    (input, output): (Input, Output),
+    address: SocketAddr,
+    half_close: bool,
+) -> Result<(), Failure> {
     let connected = timeout(CONNECT_LIMIT, TcpStream::connect(address)).await;
     let failed =
         |words: String| Failure::Guest(format!("failed to connect to {address} in the guest: {words}"));
@@ -144,9 +158,15 @@ async fn copy((input, output): (Input, Output), address: SocketAddr) -> Result<(
     // Interactive protocols do not wait for full packets.
     let _ = stream.set_nodelay(true);
     let (from_guest, to_guest) = stream.into_split();
-    let (sent, received) = tokio::join!(send(input, to_guest), receive(from_guest, output));
-    sent?;
-    received
+    let (sent, received) = (send(input, to_guest), receive(from_guest, output));
+    if half_close {
+        // A client that is gone ends the connection at once, also while its server is silent.
+        return tokio::try_join!(sent, received).map(drop);
+    }
+    tokio::select! {
+        result = received => result,
+        Err(failure) = sent => Err(failure),
+    }
 }
 
 /// Copies what the client sends, and its end.

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::context::Context;
 use super::path::{ContainerPath, PodPath};
 use super::response::{self, Body};
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::guest::connections::ExecName;
 use crate::guest::script::{self, ContainerScripts};
 use crate::guest::{CONTROL_SOCKET, Exec, Guest, Stdin};
@@ -20,9 +20,14 @@ use crate::names::PodUid;
 use crate::pod::status::ephemeral;
 use crate::state::{GuestCommand, InitStage, LastCommand, ShimSpec, StateDir, VmRun, VmRunView};
 
+/// How long the disk may take to answer.
+const STATE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the guest may take to be prepared for commands.
 const SET_UP_LIMIT: Duration = Duration::from_secs(30);
 const MAX_OUTPUT: usize = 64 << 10;
+/// How long the guest may take to kill a command whose client is gone, or to give its exit code.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+const MAX_CODE: usize = 64;
 
 /// A container that runs.
 #[derive(Debug)]
@@ -39,9 +44,22 @@ pub(super) struct RunningContainer {
 pub(super) struct CommandLine {
     pub(super) argv: Vec<String>,
     /// The line that kills it, or prints its exit code; empty where the guest agent alone can kill it.
-    pub(super) kill: Vec<String>,
+    kill: Vec<String>,
     /// Its name, for as long as it runs.
     pub(super) _name: ExecName,
+}
+
+impl CommandLine {
+    /// Kills the command, or asks for the exit code of one that has ended. The guest agent alone kills its own user's process only, and none
+    /// that the process has started.
+    pub(super) async fn end(&self, guest: &mut Guest) -> Option<i32> {
+        if self.kill.is_empty() {
+            return None;
+        }
+        let exec = Exec { argv: self.kill.clone(), ..Exec::default() };
+        let done = guest.run(exec, KILL_LIMIT, MAX_CODE).await;
+        String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok().map(i32::from)
+    }
 }
 
 /// The Pod of a path; the kubelet's answer if the Node has none.
@@ -59,9 +77,10 @@ pub(super) async fn find_vm(
     context: &Context,
 ) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, Response<Body>> {
     let state = context.state.clone();
-    let found = spawn_blocking(move || read(&state, uid)).await;
-    let found =
-        found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    let found = within(STATE_LIMIT, move || read(&state, uid)).await;
+    let found = found.ok_or_else(|| {
+        response::refusal(StatusCode::INTERNAL_SERVER_ERROR, "the disk with the state of the Pods does not answer")
+    })?;
     found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
 }
 

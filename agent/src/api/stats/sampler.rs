@@ -91,7 +91,9 @@ impl Sampler {
             return Ok(sample.clone());
         }
         let sampler = self.clone();
-        let running = spawn_blocking(move || sampler.running()).await.map_err(|_| SampleError::Late)??;
+        // The lock goes along: while a disk hangs, no second thread waits for it.
+        let listed = spawn_blocking(move || sampler.running().map(|running| (memory, running)));
+        let (memory, running) = listed.await.map_err(|_| SampleError::Late)??;
         let mut vms = Vec::new();
         for mut vm in running {
             let disk = self.tart.vm_dir(&vm.vm).join("disk.img");
@@ -99,7 +101,6 @@ impl Sampler {
             vms.push(vm);
         }
         let sampler = self.clone();
-        // The lock goes along: while a disk hangs, no second thread waits for it.
         spawn_blocking(move || sampler.take(memory, vms)).await.map_err(|_| SampleError::Late)?
     }
 

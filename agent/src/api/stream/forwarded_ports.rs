@@ -32,6 +32,9 @@ pub(crate) struct ForwardedConnection {
     pub(crate) output: Output,
     /// Where the client reads why the connection failed.
     pub(crate) error: Output,
+    /// Whether the client learns of the end of one direction. The channels of a WebSocket have no sign for it, so that such a connection ends
+    /// with its server's output.
+    pub(crate) half_close: bool,
 }
 
 /// The connections of one client.
@@ -95,7 +98,7 @@ impl ForwardedPorts {
             // A client that is gone is found out when its connection is taken.
             let _ = output.write(number.clone()).await;
             let _ = error.write(number).await;
-            ready.push(ForwardedConnection { port, input, output, error });
+            ready.push(ForwardedConnection { port, input, output, error, half_close: false });
         }
         ready.reverse();
         Self { link: Link::WebSocket(channels), halves: HashMap::new(), ready }
@@ -104,6 +107,19 @@ impl ForwardedPorts {
     /// Whether a protocol needs the ports of the query.
     pub(crate) fn needs_ports(protocol: Option<&str>) -> bool {
         protocol != Some(TUNNEL)
+    }
+
+    /// Whether all connections were taken. A client of SPDY can open another one at any time.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        matches!(self.link, Link::WebSocket(_)) && self.ready.is_empty()
+    }
+
+    /// Sends all that was written, and closes the client's connection: the one sign that a WebSocket has for the end of all ports.
+    pub(crate) async fn close(self) {
+        match self.link {
+            Link::Spdy(connection) => connection.close().await,
+            Link::WebSocket(channels) => channels.close().await,
+        }
     }
 
     /// The next connection; `None` when the client is gone.
@@ -143,7 +159,8 @@ impl ForwardedPorts {
                         (other.stream, stream)
                     };
                     let Stream { input, output, .. } = data;
-                    return Some(ForwardedConnection { port, input, output, error: error.output });
+                    let error = error.output;
+                    return Some(ForwardedConnection { port, input, output, error, half_close: true });
                 }
                 _ => {
                     let deadline = Instant::now() + CREATION_LIMIT;

@@ -357,6 +357,7 @@ fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
             path: "/opt/x".into(),
             in_memory,
             missing,
+            ..Mount::default()
         };
         let container = ContainerSpec { mounts: vec![mount], ..container() };
         set_up(&container, &GuestCommand::example(&["true"]), None)
