@@ -195,3 +195,81 @@ async fn receive(mut guest: OwnedReadHalf, mut output: Output) -> Result<(), Fai
         output.write(bytes).await?;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::DuplexStream;
+    use tokio::net::TcpListener;
+
+    const LIMIT: Duration = Duration::from_mins(1);
+
+    #[tokio::test]
+    async fn a_client_that_resets_its_stream_ends_the_connection_though_the_guest_is_silent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (output, _transport) = Output::to_nowhere();
+        let streams = (Input::of_reset_stream(), output);
+        let copied = timeout(LIMIT, copy(streams, listener.local_addr().unwrap(), true)).await;
+        assert!(matches!(copied, Ok(Err(Failure::Gone))));
+        let (mut guest, _) = listener.accept().await.unwrap();
+        assert_eq!(guest.read(&mut [0]).await.unwrap(), 0);
+    }
+
+    /// A client of the channels of a WebSocket, which forwards `ports`.
+    async fn forwarded(
+        ports: &[u16],
+        places: ForwardPlaces,
+    ) -> (DuplexStream, impl Future<Output = ()> + use<>) {
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let forwarded = ForwardedPorts::over_web_socket(server, Some("v4.channel.k8s.io"), ports).await;
+        let address = IpAddr::from([127, 0, 0, 1]);
+        let target = Target { pod: "p".to_owned(), uid: "u".to_owned(), address, places };
+        (client, async move { serve(forwarded, &target).await })
+    }
+
+    /// All that the agent sends until it closes the connection.
+    async fn read_all(mut client: DuplexStream) -> String {
+        let mut all = Vec::new();
+        let mut piece = [0; 1024];
+        // The message that says goodbye without an error.
+        while !all.windows(4).any(|bytes| bytes == [0x88, 2, 3, 0xe8]) {
+            let length = timeout(LIMIT, client.read(&mut piece)).await.expect("an end").unwrap();
+            assert!(length > 0, "a goodbye");
+            all.extend_from_slice(&piece[..length]);
+        }
+        String::from_utf8_lossy(&all).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_web_socket_is_closed_when_the_servers_of_all_its_ports_have_closed() {
+        let (first, second) = (
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        );
+        let ports = [&first, &second].map(|listener| listener.local_addr().unwrap().port());
+        let (client, served) = forwarded(&ports, ForwardPlaces::default()).await;
+        let served = tokio::spawn(served);
+        let reads = tokio::spawn(read_all(client));
+        for (listener, words) in [(first, "from the first"), (second, "from the second")] {
+            assert!(!reads.is_finished());
+            let (mut guest, _) = listener.accept().await.unwrap();
+            guest.write_all(words.as_bytes()).await.unwrap();
+        }
+        let said = reads.await.unwrap();
+        assert!(said.contains("from the first") && said.contains("from the second"), "{said}");
+        served.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_connection_beyond_the_limit_is_refused_in_words() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let places = ForwardPlaces::default();
+        let taken: Vec<_> = std::iter::from_fn(|| places.take()).collect();
+        assert_eq!(taken.len(), 1024);
+        let port = listener.local_addr().unwrap().port();
+        let (client, served) = forwarded(&[port], places).await;
+        let (said, ()) = tokio::join!(read_all(client), served);
+        let words = format!("error forwarding port {port} to pod p, uid u: {}", ForwardPlaces::REFUSAL);
+        assert!(said.contains(&words), "{said}");
+    }
+}

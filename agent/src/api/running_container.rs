@@ -79,7 +79,10 @@ pub(super) async fn find_vm(
     let state = context.state.clone();
     let found = within(STATE_LIMIT, move || read(&state, uid)).await;
     let found = found.ok_or_else(|| {
-        response::refusal(StatusCode::INTERNAL_SERVER_ERROR, "the disk with the state of the Pods does not answer")
+        response::refusal(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the disk with the state of the Pods does not answer",
+        )
     })?;
     found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
 }

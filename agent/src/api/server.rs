@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,6 +25,7 @@ use super::auth::{AskForCertificate, Auth, ClientCa};
 use super::connections::{Connection, Connections, Counted};
 use super::context::Context;
 use super::head::MAX_HEAD;
+use super::path::Route;
 use super::router;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
@@ -154,8 +155,11 @@ async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, conn
                 (shared.clone(), certificates.clone(), connection.clone());
             async move {
                 let Shared { auth, context, .. } = &*shared;
-                let answer = router::answer(request, &certificates, auth, context, || connection.admit());
-                Ok::<_, Infallible>(answer.await)
+                let is_log = matches!(Route::parse(request.uri().path()), Some(Route::ContainerLogs(_)));
+                let answer =
+                    router::answer(request, &certificates, auth, context, || connection.admit()).await;
+                connection.set_may_pause(is_log || answer.status() == StatusCode::SWITCHING_PROTOCOLS);
+                Ok::<_, Infallible>(answer)
             }
         }
     });

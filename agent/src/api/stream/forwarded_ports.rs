@@ -202,6 +202,24 @@ pub(crate) fn parse_ports<'a>(values: impl Iterator<Item = &'a str>) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::stream::spdy::connection::tests::Client;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_whose_other_half_does_not_come_in_time_is_reset() {
+        let (mut client, server) = Client::connect();
+        let mut forwarded = ForwardedPorts::over_spdy(server);
+        let accept = tokio::spawn(async move { forwarded.accept().await.map(|connection| connection.port) });
+        let half = |id, kind| [("streamtype", kind), ("port", "80"), ("requestid", id)];
+        let begin = Instant::now();
+        client.open(1, &half("0", "error")).await;
+        client.until_reset(1).await;
+        assert!((CREATION_LIMIT..CREATION_LIMIT * 2).contains(&begin.elapsed()));
+        // The second half is too late, and waits for another first one.
+        client.open(3, &half("0", "data")).await;
+        client.open(5, &half("1", "error")).await;
+        client.open(7, &half("1", "data")).await;
+        assert_eq!(accept.await.unwrap(), Some(80));
+    }
 
     #[test]
     fn the_ports_of_a_query_are_lists_of_numbers() {

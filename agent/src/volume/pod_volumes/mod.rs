@@ -202,8 +202,8 @@ impl PodVolumes {
             for (container, mount, sub_path, is_first) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
                 let mount = if let Some(size) = in_memory.get(&mount.name) {
-                    let is_only_mount =
-                        sub_path.is_empty() && mounted.iter().filter(|name| **name == mount.name).count() == 1;
+                    let is_only_mount = sub_path.is_empty()
+                        && mounted.iter().filter(|name| **name == mount.name).count() == 1;
                     let (in_memory, missing) = (Some(*size), Missing::Awaited);
                     Mount { share: mount.name, sub_path, path, in_memory, is_only_mount, missing }
                 } else if let Some((root, access)) = roots.get(&mount.name) {
