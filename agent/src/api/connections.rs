@@ -11,10 +11,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Sleep, sleep};
+use tracing::debug;
 
 /// Connections at once on which no request was authorized yet.
 const NEWCOMERS: usize = 64;
@@ -24,6 +27,10 @@ const ADMITTED: usize = 256;
 /// Connections to guests at once, for all clients. Each takes a file descriptor, and the process has 10,240 on macOS.
 const FORWARDED: usize = 1024;
 
+/// A peer that has vanished is noticed after about two minutes.
+const KEEP_ALIVE: Duration = Duration::from_mins(1);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_RETRIES: u32 = 4;
 /// How long a client may leave an answer unread. A person may look at a page of a log, or stop a terminal, for as long as a kubelet lets them.
 const STALL: Duration = Duration::from_mins(5);
 const LONG_STALL: Duration = Duration::from_hours(4);
@@ -143,6 +150,18 @@ impl ForwardPlaces {
 impl Default for ForwardPlaces {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(FORWARDED)))
+    }
+}
+
+/// Sends at once what is written, and finds out when the peer has vanished.
+pub(super) fn watch_peer(stream: &TcpStream) {
+    let keep_alive = TcpKeepalive::new()
+        .with_time(KEEP_ALIVE)
+        .with_interval(KEEP_ALIVE_INTERVAL)
+        .with_retries(KEEP_ALIVE_RETRIES);
+    let set = SockRef::from(stream).set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true));
+    if let Err(error) = set {
+        debug!(%error, "a connection cannot be set up");
     }
 }
 

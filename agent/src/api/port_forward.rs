@@ -2,9 +2,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,7 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::connections::ForwardPlaces;
+use super::connections::{ForwardPlaces, watch_peer};
 use super::context::Context;
 use super::path::PodPath;
 use super::response::{self, Body};
@@ -24,17 +27,23 @@ use super::stream::forwarded_ports::{
 };
 use super::stream::{Gone, Input, MAX_CHUNK, Output};
 use super::upgrade::{self, Protocol, Protocols};
+use crate::names::PodUid;
+use crate::state::StateDir;
 
 const PROTOCOLS: Protocols = Protocols { spdy: SPDY_PROTOCOLS, web_socket: WEB_SOCKET_PROTOCOLS };
 /// How long a connection to the guest may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
+/// Looks up the address of the Pod's VM; words when it has none.
+type Lookup = Arc<dyn Fn() -> BoxFuture<'static, Result<IpAddr, String>> + Send + Sync>;
+
 /// The Pod that ports are forwarded to.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Target {
     pod: String,
     uid: String,
-    address: IpAddr,
+    /// Done for each connection: the Pod may have another VM by then, and another Pod its address.
+    address: Lookup,
     places: ForwardPlaces,
 }
 
@@ -80,17 +89,23 @@ pub(super) async fn handle(
 
 async fn find(path: &PodPath, context: &Context) -> Result<Target, Response<Body>> {
     let (uid, _) = find_pod(path, context)?;
-    let vm = find_vm(uid.clone(), context).await?;
+    let (pod, state, places) = (path.name.clone(), context.state.clone(), context.forward_places.clone());
+    let address: Lookup = {
+        let (pod, uid) = (pod.clone(), uid.clone());
+        Arc::new(move || address(pod.clone(), uid.clone(), state.clone()).boxed())
+    };
+    if let Err(words) = address().await {
+        let words = format!("unable to forward port because {words}");
+        return Err(response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words));
+    }
+    Ok(Target { pod, uid: uid.to_string(), address, places })
+}
+
+async fn address(pod: String, uid: PodUid, state: StateDir) -> Result<IpAddr, String> {
+    let vm = find_vm(uid, state).await?;
     let address = vm.and_then(|(_, view, _)| view.progress?.stage.address());
-    let address = address.ok_or_else(|| {
-        let words = format!(
-            "unable to forward port because pod is not running: {} has no address yet, or no more",
-            path.name
-        );
-        response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words)
-    })?;
-    let places = context.forward_places.clone();
-    Ok(Target { pod: path.name.clone(), uid: uid.to_string(), address, places })
+    // The kubelet's words.
+    address.ok_or_else(|| format!("pod is not running: {pod} has no address yet, or no more"))
 }
 
 /// Serves all connections of a client; they end with it.
@@ -116,7 +131,10 @@ async fn forward(connection: ForwardedConnection, target: Target) {
     let ForwardedConnection { port, input, output, mut error, half_close } = connection;
     let Target { pod, uid, address, places } = &target;
     let result = match places.take() {
-        Some(_place) => copy((input, output), SocketAddr::new(*address, port), half_close).await,
+        Some(_place) => match address().await {
+            Ok(address) => copy((input, output), SocketAddr::new(address, port), half_close).await,
+            Err(words) => Err(Failure::Guest(words)),
+        },
         None => Err(Failure::Guest(ForwardPlaces::REFUSAL.to_owned())),
     };
     if let Err(Failure::Guest(reason)) = result {
@@ -155,8 +173,8 @@ async fn copy(
         Ok(Err(error)) => return Err(failed(error.to_string())),
         Err(_) => return Err(failed(format!("no answer within {} s", CONNECT_LIMIT.as_secs()))),
     };
-    // Interactive protocols do not wait for full packets.
-    let _ = stream.set_nodelay(true);
+    // Interactive protocols do not wait for full packets, and a guest that is gone does not say so.
+    watch_peer(&stream);
     let (from_guest, to_guest) = stream.into_split();
     let (sent, received) = (send(input, to_guest), receive(from_guest, output));
     if half_close {
@@ -222,7 +240,7 @@ mod tests {
     ) -> (DuplexStream, impl Future<Output = ()> + use<>) {
         let (client, server) = tokio::io::duplex(64 << 10);
         let forwarded = ForwardedPorts::over_web_socket(server, Some("v4.channel.k8s.io"), ports).await;
-        let address = IpAddr::from([127, 0, 0, 1]);
+        let address: Lookup = Arc::new(|| std::future::ready(Ok([127, 0, 0, 1].into())).boxed());
         let target = Target { pod: "p".to_owned(), uid: "u".to_owned(), address, places };
         (client, async move { serve(forwarded, &target).await })
     }
@@ -258,6 +276,17 @@ mod tests {
         let said = reads.await.unwrap();
         assert!(said.contains("from the first") && said.contains("from the second"), "{said}");
         served.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_address_is_looked_up_for_each_connection() {
+        let (client, server) = tokio::io::duplex(64 << 10);
+        let forwarded = ForwardedPorts::over_web_socket(server, Some("v4.channel.k8s.io"), &[80]).await;
+        let address: Lookup = Arc::new(|| std::future::ready(Err("it is gone".to_owned())).boxed());
+        let places = ForwardPlaces::default();
+        let target = Target { pod: "p".to_owned(), uid: "u".to_owned(), address, places };
+        let (said, ()) = tokio::join!(read_all(client), serve(forwarded, &target));
+        assert!(said.contains("error forwarding port 80 to pod p, uid u: it is gone"), "{said}");
     }
 
     #[tokio::test]

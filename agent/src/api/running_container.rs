@@ -71,20 +71,14 @@ pub(super) fn find_pod(
     path.find(&context.pods).ok_or_else(|| response::refusal(StatusCode::NOT_FOUND, "pod does not exist"))
 }
 
-/// The Pod's VM that may run, with what is known of it.
+/// The Pod's VM that may run, with what is known of it; or why the agent cannot tell.
 pub(super) async fn find_vm(
     uid: PodUid,
-    context: &Context,
-) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, Response<Body>> {
-    let state = context.state.clone();
+    state: StateDir,
+) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, String> {
     let found = within(STATE_LIMIT, move || read(&state, uid)).await;
-    let found = found.ok_or_else(|| {
-        response::refusal(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the disk with the state of the Pods does not answer",
-        )
-    })?;
-    found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
+    let found = found.ok_or_else(|| "the disk with the state of the Pods does not answer".to_owned())?;
+    found.map_err(|error| chain(&error))
 }
 
 fn read(
@@ -110,7 +104,9 @@ impl RunningContainer {
             // The kubelet's words and code.
             response::refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({name:?})"))
         };
-        let (run, view, last) = find_vm(uid, context).await?.ok_or_else(not_found)?;
+        let found = find_vm(uid, context.state.clone()).await;
+        let found = found.map_err(|words| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words))?;
+        let (run, view, last) = found.ok_or_else(not_found)?;
         let vm = view.spec.as_ref().map(|spec| spec.vm.clone()).ok_or_else(not_found)?;
         let control_socket = context.tart.vm_dir(&vm).join(CONTROL_SOCKET);
         let container = Self { run, view, control_socket, name: name.clone(), last };

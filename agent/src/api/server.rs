@@ -15,14 +15,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, ResolvesServerCert};
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
 use super::auth::{AskForCertificate, Auth, ClientCa};
-use super::connections::{Connection, Connections, Counted};
+use super::connections::{Connection, Connections, Counted, watch_peer};
 use super::context::Context;
 use super::head::MAX_HEAD;
 use super::path::Route;
@@ -34,10 +33,6 @@ use crate::identity::ApiAccess;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The limit of a request's head, and of a connection without a request. Scrapers that come every 15 s keep theirs.
 const HEAD: Duration = Duration::from_secs(30);
-/// A client that has vanished is noticed after about two minutes.
-const KEEP_ALIVE: Duration = Duration::from_mins(1);
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
-const KEEP_ALIVE_RETRIES: u32 = 4;
 /// How often the file of the clients' authority is read; the kubelet's interval.
 const RELOAD: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(1);
@@ -137,7 +132,7 @@ struct Shared {
 
 /// Serves one connection until it ends, or until a handler takes it over.
 async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, connection: Connection) {
-    notice_vanished_client(&stream);
+    watch_peer(&stream);
     let stream = match timeout(HANDSHAKE, shared.tls.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -171,17 +166,6 @@ async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, conn
         .with_upgrades();
     if let Err(error) = served.await {
         debug!(%peer, error = chain(&error), "a connection to the kubelet API broke off");
-    }
-}
-
-fn notice_vanished_client(stream: &TcpStream) {
-    let keep_alive = TcpKeepalive::new()
-        .with_time(KEEP_ALIVE)
-        .with_interval(KEEP_ALIVE_INTERVAL)
-        .with_retries(KEEP_ALIVE_RETRIES);
-    let set = SockRef::from(stream).set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true));
-    if let Err(error) = set {
-        debug!(%error, "a connection to the kubelet API cannot be set up");
     }
 }
 
