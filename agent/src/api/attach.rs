@@ -5,7 +5,7 @@ use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
 use super::command_query::CommandQuery;
-use super::context::Context;
+use super::context::ApiContext;
 use super::exec::{PROTOCOLS, connect, feed};
 use super::path::ContainerPath;
 use super::response::{self, Body};
@@ -22,7 +22,7 @@ use crate::shim::{AttachError, AttachedCommand, AttachedInput, AttachedReader};
 pub(super) async fn handle(
     mut request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let wanted = match CommandQuery::parse(request.uri()) {
         Ok(query) => query.wanted,

@@ -13,7 +13,7 @@ use crate::tart::Tart;
 
 /// What all handlers share. A handler that goes on after its answer, as a stream does, keeps a clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Context {
+pub(crate) struct ApiContext {
     pub(crate) node: NodeName,
     pub(crate) facts: HostFacts,
     pub(crate) settings: KubeletSettings,

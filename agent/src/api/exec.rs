@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::command_query::CommandQuery;
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::ContainerPath;
 use super::response::{self, Body};
 use super::running_container::{CommandLine, RunningContainer};
@@ -26,7 +26,7 @@ pub(super) const PROTOCOLS: Protocols = Protocols { spdy: SPDY_PROTOCOLS, web_so
 pub(super) async fn handle(
     mut request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let CommandQuery { wanted, command } = match CommandQuery::parse(request.uri()) {
         Ok(query) => query,

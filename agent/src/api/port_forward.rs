@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::connections::{ForwardPlaces, watch_peer};
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::PodPath;
 use super::response::{self, Body};
 use super::running_container::{find_pod, find_vm};
@@ -51,7 +51,7 @@ struct Target {
 pub(super) async fn handle(
     mut request: Request<Incoming>,
     target: &PodPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let target = match find(target, context).await {
         Ok(target) => target,
@@ -87,7 +87,7 @@ pub(super) async fn handle(
     answer
 }
 
-async fn find(path: &PodPath, context: &Context) -> Result<Target, Response<Body>> {
+async fn find(path: &PodPath, context: &ApiContext) -> Result<Target, Response<Body>> {
     let (uid, _) = find_pod(path, context)?;
     let (pod, state, places) = (path.name.clone(), context.state.clone(), context.forward_places.clone());
     let address: Lookup = {

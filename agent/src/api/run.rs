@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::ContainerPath;
 use super::response::{self, Body};
 use super::running_container::{CommandLine, RunningContainer};
@@ -22,7 +22,7 @@ const MAX_OUTPUT: usize = 1 << 20;
 pub(super) async fn handle(
     request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let Some(command) = command(request.uri().query().unwrap_or_default()) else {
         return response::text(

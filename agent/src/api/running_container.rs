@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::{ContainerPath, PodPath};
 use super::response::{self, Body};
 use crate::error_chain::chain;
@@ -66,7 +66,7 @@ impl CommandLine {
 #[expect(clippy::result_large_err, reason = "the error is the answer, sent once")]
 pub(super) fn find_pod(
     path: &PodPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Result<(PodUid, std::sync::Arc<Pod>), Response<Body>> {
     path.find(&context.pods).ok_or_else(|| response::refusal(StatusCode::NOT_FOUND, "pod does not exist"))
 }
@@ -94,7 +94,7 @@ fn read(
 
 impl RunningContainer {
     /// The container of a path; the kubelet's answer if it does not run.
-    pub(super) async fn find(path: &ContainerPath, context: &Context) -> Result<Self, Response<Body>> {
+    pub(super) async fn find(path: &ContainerPath, context: &ApiContext) -> Result<Self, Response<Body>> {
         let (uid, pod) = find_pod(&path.pod, context)?;
         let name = &path.container;
         if ephemeral::is_ephemeral(&pod, name) {
@@ -141,7 +141,7 @@ impl RunningContainer {
     }
 
     /// The line for a user's command, as the container's user, in its directory and with its environment.
-    pub(super) async fn line(&self, command: &[String], context: &Context) -> Result<CommandLine, String> {
+    pub(super) async fn line(&self, command: &[String], context: &ApiContext) -> Result<CommandLine, String> {
         let name = context.guests.exec_name(&self.control_socket);
         let (exec, kill) = match &self.last {
             Some(last) if last.container == self.name && !last.exec_line.is_empty() => {
@@ -175,7 +175,7 @@ impl RunningContainer {
     async fn boot_scripts(
         &self,
         environment: &GuestCommand,
-        context: &Context,
+        context: &ApiContext,
     ) -> Result<ContainerScripts, String> {
         let set_up = async |mut guest: Guest| {
             let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();

@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use super::auth::{AskForCertificate, Auth, ClientCa};
 use super::connections::{Connection, Connections, Counted, watch_peer};
-use super::context::Context;
+use super::context::ApiContext;
 use super::head::MAX_HEAD;
 use super::path::Route;
 use super::router;
@@ -47,7 +47,7 @@ pub(crate) struct ApiServer {
     pub(crate) access: ApiAccess,
     pub(crate) certificate: Arc<dyn ResolvesServerCert>,
     pub(crate) client_ca: ClientCa,
-    pub(crate) context: Context,
+    pub(crate) context: ApiContext,
 }
 
 /// Listens at an address. Connections wait in the kernel's queue until the server is spawned.
@@ -126,7 +126,7 @@ impl ApiServer {
 /// What all connections share.
 struct Shared {
     auth: Auth,
-    context: Context,
+    context: ApiContext,
     tls: TlsAcceptor,
 }
 
