@@ -1,8 +1,10 @@
 # Prints the exit code of a command that `exec` has run under this name, or ends it with all of its process group: as the end of a terminal
 # does, then for good.
 exec 2>/dev/null
-[ -r "${0%/*}/exec-$1" ] || exit 0
-read -r pid code <"${0%/*}/exec-$1" || exit 0
+file=${0%/*}/exec-${1%%.*}
+[ -r "$file" ] || exit 0
+read -r name pid code <"$file" || exit 0
+[ "$name" = "$1" ] || exit 0
 if [ "$pid" = exit ]; then
 	echo "$code"
 	exit 0

@@ -357,6 +357,7 @@ fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
             path: "/opt/x".into(),
             in_memory,
             missing,
+            ..Mount::default()
         };
         let container = ContainerSpec { mounts: vec![mount], ..container() };
         set_up(&container, &GuestCommand::example(&["true"]), None)
@@ -374,6 +375,11 @@ fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
     let lines =
         format!("in_memory '{place}' 7 '{place}/in/side' '/opt/x'\nmount_at '{place}/in/side' '/opt/x'\n");
     assert!(script(Some(7), Missing::Awaited).contains(&lines));
+    let mount = Mount { share: "v".into(), path: "/opt/x".into(), in_memory: Some(7), ..Mount::default() };
+    let container = ContainerSpec { mounts: vec![Mount { is_only_mount: true, ..mount }], ..container() };
+    let script = set_up(&container, &GuestCommand::example(&["true"]), None);
+    assert!(script.contains(&format!("in_memory_at '{place}' 7 '/opt/x'\n")));
+    assert!(!script.contains("mount_at '/private"), "{script}");
 }
 
 #[test]
@@ -454,6 +460,12 @@ fn a_users_command_has_its_exit_code_and_can_be_killed_with_all_that_it_has_star
         );
         assert_eq!(kill(), format!("{code}\n"));
     }
+    // A command of an earlier agent may still run when its file is another's: it leaves the file alone.
+    let file = format!("{}/exec-7", scripts.dir);
+    let other = format!("echo '7.other 1' >{file}; exit 4");
+    assert_eq!(line(&other).output().unwrap().status.code(), Some(4));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "7.other 1\n");
+    assert_eq!(kill(), "", "it is not about this command");
     // Its child would hold the output open.
     let mut child = line("trap '' HUP; echo up; sleep 1000 & sleep 1000; echo never").spawn().unwrap();
     let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
