@@ -5,9 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
@@ -179,24 +178,8 @@ impl Scene {
             { "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "no-bootstrap" }, "stringData": { "value": "" } },
         ] });
         self.kubectl().apply(&objects.to_string()).await?;
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), name);
-        let token = eventually("the token of capi-remote", DEADLINE, async || {
-            let secret = secrets.get(&format!("{account}-token")).await?;
-            let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
-            Ok(String::from_utf8(token.0)?)
-        })
-        .await?;
-        let authority = BASE64_STANDARD.encode(&self.control_plane.authority().pair().certificate);
-        let kubeconfig = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
-            "clusters": [{ "name": "c", "cluster": { "server": self.control_plane.server(), "certificate-authority-data": authority } }],
-            "users": [{ "name": "c", "user": { "token": token } }],
-            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "c" } }],
-        });
+        ClusterApi::connect(self.control_plane, name, name, &format!("{account}-token")).await?;
         let cluster = json!({ "apiVersion": "v1", "kind": "List", "items": [
-            { "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-              "metadata": { "name": format!("{name}-kubeconfig"), "labels": { "cluster.x-k8s.io/cluster-name": name } },
-              "stringData": { "value": kubeconfig.to_string() } },
             { "apiVersion": "infrastructure.cluster.x-k8s.io/v1alpha1", "kind": "TuistCluster", "metadata": { "name": name },
               "spec": { "controlPlaneEndpoint": { "host": "127.0.0.1", "port": 6443 } } },
             { "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": { "name": name }, "spec": {
