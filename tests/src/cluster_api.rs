@@ -77,12 +77,13 @@ impl ClusterApi {
         token: &str,
     ) -> Result<()> {
         let secrets = Api::<Secret>::namespaced(control_plane.client().await?, namespace);
-        let token = eventually("the token with which Cluster API looks at Nodes", START_DEADLINE, async || {
-            let secret = secrets.get(token).await?;
-            let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
-            Ok(String::from_utf8(token.0)?)
-        })
-        .await?;
+        let token =
+            eventually("the token with which Cluster API looks at Nodes", START_DEADLINE, async || {
+                let secret = secrets.get(token).await?;
+                let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
+                Ok(String::from_utf8(token.0)?)
+            })
+            .await?;
         let authority = BASE64_STANDARD.encode(&control_plane.authority().pair().certificate);
         let kubeconfig = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "c",

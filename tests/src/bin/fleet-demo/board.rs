@@ -107,13 +107,15 @@ impl<'a> Board<'a> {
 fn row(host: &str, machine: Option<&Value>, nodes: &[Node], pods: &[Pod]) -> Row {
     let name = machine.map(kinds::name);
     let node = nodes.iter().find(|node| Some(node.name_any()) == name);
-    let is_on = |pod: &&Pod| {
-        name.is_some() && pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) == name
-    };
+    let is_on =
+        |pod: &&Pod| name.is_some() && pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) == name;
     Row {
         host: short(host),
         machine: machine.map(describe_machine).unwrap_or_default(),
-        node: node.map(|node| if is_ready(node) { "Ready" } else { "NotReady" }).unwrap_or_default().to_owned(),
+        node: node
+            .map(|node| if is_ready(node) { "Ready" } else { "NotReady" })
+            .unwrap_or_default()
+            .to_owned(),
         pods: pods.iter().filter(is_on).map(describe).collect::<Vec<_>>().join(", "),
         ..Row::default()
     }
@@ -128,14 +130,15 @@ fn short(name: &str) -> String {
 /// The phase of a machine, or what it waits for, and which configuration its host has.
 fn describe_machine(machine: &Value) -> String {
     let status = &machine["status"];
-    let digest = status["hostConfigHash"].as_str().and_then(|hash| hash.trim_start_matches("sha256:").get(..DIGEST));
+    let digest =
+        status["hostConfigHash"].as_str().and_then(|hash| hash.trim_start_matches("sha256:").get(..DIGEST));
     let phase = status["phase"].as_str().unwrap_or("new");
-    let reason = kinds::condition(machine, "Ready").filter(|(status, _)| *status != "True");
-    match (digest, reason) {
+    let waits = kinds::condition(machine, "Provisioned").filter(|(_, reason)| *reason == "NoAvailableHost");
+    match (digest, waits) {
         _ if machine["metadata"]["deletionTimestamp"].is_string() => "is deleted".to_owned(),
+        (_, Some((_, reason))) => reason.to_owned(),
         (Some(digest), None) => format!("{phase} {digest}"),
-        (_, Some((_, reason))) if !reason.is_empty() => reason.to_owned(),
-        _ => phase.to_owned(),
+        (None, None) => phase.to_owned(),
     }
 }
 
@@ -150,7 +153,8 @@ fn describe(pod: &Pod) -> String {
     let name = pod.name_any();
     // A Deployment's Pod is DEPLOYMENT-HASH-SUFFIX.
     let parts: Vec<&str> = name.split('-').collect();
-    let short = if let [deployment, _, suffix] = parts[..] { format!("{deployment}-{suffix}") } else { name.clone() };
+    let short =
+        if let [deployment, _, suffix] = parts[..] { format!("{deployment}-{suffix}") } else { name.clone() };
     let status = pod.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Unknown");
     let state = status

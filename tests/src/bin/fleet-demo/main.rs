@@ -12,9 +12,10 @@ mod world;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use jiff::Timestamp;
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::sandbox::Sandbox;
@@ -71,10 +72,11 @@ async fn demo(options: &Options) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let sandbox = Sandbox::new()?;
     // Dropping the show ends all of it; what does not end is killed by the sandbox's keeper.
+    let has_passed = AtomicBool::new(false);
     let outcome = tokio::select! {
-        outcome = show(&sandbox, options) => outcome,
-        _ = interrupt.recv() => Err(anyhow::anyhow!("it was ended before it could prove everything")),
-        _ = terminate.recv() => Err(anyhow::anyhow!("it was ended before it could prove everything")),
+        outcome = show(&sandbox, options, &has_passed) => outcome,
+        _ = interrupt.recv() => ended(&has_passed),
+        _ = terminate.recv() => ended(&has_passed),
     };
     outcome.map_err(|error| match evidence::keep(&sandbox) {
         Ok(directory) => error.context(format!("the logs are in {}", directory.display())),
@@ -82,7 +84,14 @@ async fn demo(options: &Options) -> Result<()> {
     })
 }
 
-async fn show(sandbox: &Sandbox, options: &Options) -> Result<()> {
+/// A user has ended the demo, which is an error before it has passed.
+fn ended(has_passed: &AtomicBool) -> Result<()> {
+    say("ending");
+    ensure!(has_passed.load(Ordering::Relaxed), "it was ended before it could prove everything");
+    Ok(())
+}
+
+async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> Result<()> {
     let start = Instant::now();
     let world = World::new(sandbox).await?.context("Macs cannot be simulated here: see above")?;
     say(&format!("all is there after {:.0} s", start.elapsed().as_secs_f64()));
@@ -106,9 +115,10 @@ async fn show(sandbox: &Sandbox, options: &Options) -> Result<()> {
         }
         say(&format!("passed after {:.0} s:", start.elapsed().as_secs_f64()));
         print(&seen.iter().map(|line| format!("  {line}\n")).collect::<String>());
+        has_passed.store(true, Ordering::Relaxed);
         if options.keep {
             hint(&world, port);
-            return wait_for_ctrl_c().await;
+            std::future::pending::<()>().await;
         }
         Ok(())
     };
@@ -166,9 +176,4 @@ fn hint(world: &World, prometheus: Option<u16>) {
     if let Some(port) = prometheus {
         print(&format!("  Prometheus: http://127.0.0.1:{port}\n"));
     }
-}
-
-/// A user who kept the fleet ends it.
-async fn wait_for_ctrl_c() -> Result<()> {
-    std::future::pending().await
 }

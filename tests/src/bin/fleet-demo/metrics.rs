@@ -56,9 +56,7 @@ impl Scraper {
             ["token", "ca.crt", "nodes.json", "provider.json"].map(|name| directory.join(name));
         std::fs::write(&token_file, token.trim())?;
         std::fs::write(&authority, &world.control_plane.authority().pair().certificate)?;
-        let job = |name: &str, file: &PathBuf| {
-            json!({ "job_name": name, "file_sd_configs": [{ "files": [file], "refresh_interval": "2s" }] })
-        };
+        let job = |name: &str, file: &PathBuf| json!({ "job_name": name, "file_sd_configs": [{ "files": [file], "refresh_interval": "2s" }] });
         let mut kubelets = job("kubelet", &nodes);
         kubelets["scheme"] = json!("https");
         kubelets["authorization"] = json!({ "credentials_file": token_file });

@@ -58,9 +58,17 @@ async fn nodes(world: &World, fleet: usize) -> Result<()> {
         world.ready(BUILDERS, 1).await?;
         let machines = world.all(MACHINE).await?;
         let without = machines.iter().find(|machine| !machine["status"]["nodeRef"]["name"].is_string());
-        ensure!(without.is_none(), "Cluster API has not found the Node of {}", without.map(shown).unwrap_or_default());
+        ensure!(
+            without.is_none(),
+            "Cluster API has not found the Node of {}",
+            without.map(shown).unwrap_or_default()
+        );
         let ready = world.nodes().await?.iter().filter(|node| is_ready(node)).count();
-        ensure!(ready == fleet + 1 && machines.len() == fleet + 1, "{ready} Nodes of {} machines", machines.len());
+        ensure!(
+            ready == fleet + 1 && machines.len() == fleet + 1,
+            "{ready} Nodes of {} machines",
+            machines.len()
+        );
         Ok(())
     })
     .await
@@ -158,7 +166,8 @@ pub(crate) async fn roll(world: &World) -> Result<String> {
     ensure!(after.keys().eq(before.keys()), "the roll has changed the machines: {after:?}");
     let vms_after = vms(world);
     ensure!(vms_after == vms_before, "VMs were {vms_before:?} and are {vms_after:?}");
-    let ids = |pods: &[Pod]| pods.iter().map(kube::ResourceExt::uid).collect::<std::collections::BTreeSet<_>>();
+    let ids =
+        |pods: &[Pod]| pods.iter().map(kube::ResourceExt::uid).collect::<std::collections::BTreeSet<_>>();
     ensure!(ids(&counting(world).await?) == ids(&counters), "the roll has changed the Pods");
     eventually("logs that go on without a gap", DEADLINE, async || {
         for (counter, said) in counters.iter().zip(&said) {
@@ -169,9 +178,20 @@ pub(crate) async fn roll(world: &World) -> Result<String> {
     })
     .await?;
     let count = vms_after.values().map(Vec::len).sum::<usize>();
-    let rolled = ["-n", RELEASE, "get", "events", "--field-selector=reason=AgentRolled", "-o", "custom-columns=MACHINE:.involvedObject.name,WORDS:.message"];
+    let rolled = [
+        "-n",
+        RELEASE,
+        "get",
+        "events",
+        "--field-selector=reason=AgentRolled",
+        "-o",
+        "custom-columns=MACHINE:.involvedObject.name,WORDS:.message",
+    ];
     world.show(&world.kubectl(), &rolled).await?;
-    Ok(format!("a new agent rolled through {} Macs; {count} VMs ran on, and no line of their logs is missing", after.len()))
+    Ok(format!(
+        "a new agent rolled through {} Macs; {count} VMs ran on, and no line of their logs is missing",
+        after.len()
+    ))
 }
 
 /// A Mac burns down: its Pods go elsewhere, and its machine is replaced by one that waits, as no Mac is free.
@@ -179,7 +199,9 @@ pub(crate) async fn lose(world: &World, expected: &mut Expected) -> Result<Strin
     let lost = world.ready(FLEET, 3).await?.remove(0);
     let (name, owner) = (kinds::name(&lost), owner(&lost)?);
     let id = lost["status"]["serverID"].as_str().context("a machine without a host")?;
-    for (kind, reason) in [("Pod", "NodeNotReady"), ("Pod", "FailedScheduling"), (PROVIDER_MACHINE.kind(), "HostGone")] {
+    for (kind, reason) in
+        [("Pod", "NodeNotReady"), ("Pod", "FailedScheduling"), (PROVIDER_MACHINE.kind(), "HostGone")]
+    {
         expected.warning(kind, reason);
     }
     say(&format!("the Mac of {name} burns down"));
@@ -203,13 +225,15 @@ pub(crate) async fn lose(world: &World, expected: &mut Expected) -> Result<Strin
         let nodes = world.nodes().await?;
         ensure!(nodes.iter().all(|node| node.name_any() != name), "the Node of the lost Mac is there");
         let pods = world.pods().list(&ListParams::default()).await?.items;
-        let is_on = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name.as_str());
+        let is_on =
+            |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name.as_str());
         ensure!(!pods.iter().any(is_on), "a Pod of the lost Mac is there");
         Ok(())
     })
     .await?;
     counting(world).await?;
-    Ok("a Mac burned down; its Pods run elsewhere, and nothing is left of its machine and its Node".to_owned())
+    Ok("a Mac burned down; its Pods run elsewhere, and nothing is left of its machine and its Node"
+        .to_owned())
 }
 
 /// The stranded Mac is counted until it is asked for, then wiped and given back, and the machine that waits gets it.
@@ -217,7 +241,9 @@ pub(crate) async fn reclaim(world: &World) -> Result<String> {
     let counted = "scaleway_orphan_servers{zone=\"fr-par-1\",reason=\"no_machine\"} 1";
     eventually("a count of the stranded Mac", DEADLINE, async || {
         let page = leader_metrics(world).await?;
-        let orphans = page.lines().find(|line| line.starts_with("scaleway_orphan_servers{") && line.contains("no_machine"));
+        let orphans = page
+            .lines()
+            .find(|line| line.starts_with("scaleway_orphan_servers{") && line.contains("no_machine"));
         ensure!(orphans == Some(counted), "the provider counts {orphans:?}");
         Ok(())
     })
@@ -245,9 +271,13 @@ pub(crate) async fn reclaim(world: &World) -> Result<String> {
     nodes(world, 3).await?;
     let machines = world.ready(FLEET, 3).await?;
     ensure!(machines.iter().any(|machine| machine["status"]["serverID"] == id.as_str()), "no machine has it");
-    ensure!(leader_metrics(world).await?.contains("scaleway_orphan_servers_reclaimed_total 1"), "it is not counted as given back");
+    ensure!(
+        leader_metrics(world).await?.contains("scaleway_orphan_servers_reclaimed_total 1"),
+        "it is not counted as given back"
+    );
     counting(world).await?;
-    Ok("the stranded Mac was counted, then given back wiped, and replaced the one that burned down".to_owned())
+    Ok("the stranded Mac was counted, then given back wiped, and replaced the one that burned down"
+        .to_owned())
 }
 
 /// The end: what kubectl says.
@@ -266,7 +296,10 @@ async fn nodes_are(world: &World) -> Result<()> {
 /// The digest of each machine's configuration.
 async fn digests(world: &World) -> Result<BTreeMap<String, Value>> {
     let all = world.all(PROVIDER_MACHINE).await?;
-    Ok(all.iter().map(|machine| (kinds::name(machine), machine["status"]["hostConfigHash"].clone())).collect())
+    Ok(all
+        .iter()
+        .map(|machine| (kinds::name(machine), machine["status"]["hostConfigHash"].clone()))
+        .collect())
 }
 
 /// The VMs of each Mac, and whether they run.

@@ -10,8 +10,7 @@ use tart_kubelet_tests::wait::{eventually, until};
 use super::world::{DEADLINE, FLEET, IMAGE, World};
 
 /// Counts, and says each number.
-const COUNT: &str =
-    "trap 'exit 0' TERM; i=0; while :; do i=$((i + 1)); echo \"line $i\"; sleep 0.5; done";
+const COUNT: &str = "trap 'exit 0' TERM; i=0; while :; do i=$((i + 1)); echo \"line $i\"; sleep 0.5; done";
 /// How many Pods count: two for each of two Macs.
 pub(crate) const COUNTERS: usize = 4;
 const BUILDS: &str = "app=builds";
@@ -61,10 +60,8 @@ pub(crate) async fn counting(world: &World) -> Result<Vec<Pod>> {
 pub(crate) async fn lines_of(world: &World, pod: &Pod) -> Result<usize> {
     let name = pod.name_any();
     let log = world.pods_kubectl().run(["logs", &name]).await?;
-    let numbers: Vec<usize> = log
-        .lines()
-        .filter_map(|line| line.strip_prefix("line ")?.parse().ok())
-        .collect();
+    let numbers: Vec<usize> =
+        log.lines().filter_map(|line| line.strip_prefix("line ")?.parse().ok()).collect();
     let all: Vec<usize> = (1..=numbers.len()).collect();
     ensure!(!numbers.is_empty() && numbers == all, "lines are missing in the log of {name}:\n{log}");
     Ok(numbers.len())
@@ -74,7 +71,8 @@ pub(crate) async fn lines_of(world: &World, pod: &Pod) -> Result<usize> {
 pub(crate) async fn ends_with(world: &World, name: &str, code: i32) -> Result<()> {
     let over = |pod: &Pod| matches!(phase(pod), "Succeeded" | "Failed");
     let pod = until(&world.pods(), name, "over", DEADLINE, over).await?;
-    let state = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()?.first()?.state.clone());
+    let state =
+        pod.status.as_ref().and_then(|status| status.container_statuses.as_ref()?.first()?.state.clone());
     let ended = state.and_then(|state| state.terminated).context("a Pod that is over has no exit code")?;
     ensure!(ended.exit_code == code, "the Pod {name} ended with {}: {ended:?}", ended.exit_code);
     Ok(())
