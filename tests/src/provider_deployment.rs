@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, DeploymentSpec};
 use k8s_openapi::api::core::v1::{Container, Secret};
 use kube::Api;
 use nix::sys::signal::Signal;
@@ -33,6 +33,8 @@ pub struct ProviderDeployment {
     images: Vec<(String, PathBuf)>,
     replicas: Vec<Replica>,
     started: usize,
+    /// What the replicas were started from.
+    rolled_out: Option<DeploymentSpec>,
 }
 
 #[derive(Debug)]
@@ -58,6 +60,7 @@ impl ProviderDeployment {
             images: Vec::new(),
             replicas: Vec::new(),
             started: 0,
+            rolled_out: None,
         })
     }
 
@@ -71,6 +74,10 @@ impl ProviderDeployment {
         let client = control_plane.client().await?;
         let deployment = Api::<Deployment>::namespaced(client, &self.namespace).get(&self.name).await?;
         let spec = deployment.spec.context("a Deployment without a spec")?;
+        if self.rolled_out.as_ref() == Some(&spec) {
+            return Ok(());
+        }
+        self.rolled_out = Some(spec.clone());
         let pod = spec.template.spec.context("a Deployment without a Pod")?;
         ensure!(pod.volumes.unwrap_or_default().is_empty(), "volumes are not mounted here");
         let container = pod.containers.first().context("a Deployment without a container")?;

@@ -109,10 +109,11 @@ async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> 
     };
     let began = Timestamp::now();
     let steps = async {
-        let seen = play(&world).await?;
+        let (seen, surprises) = play(&world).await?;
         if let (Some(directory), Some(port)) = (&options.pictures, port) {
             draw(sandbox, port, began, Path::new(directory)).await?;
         }
+        ensure!(surprises.is_empty(), "{}", surprises.join("\n"));
         say(&format!("passed after {:.0} s:", start.elapsed().as_secs_f64()));
         print(&seen.iter().map(|line| format!("  {line}\n")).collect::<String>());
         has_passed.store(true, Ordering::Relaxed);
@@ -129,10 +130,12 @@ async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> 
     }
 }
 
-/// All stages. Returns a line about each.
-async fn play(world: &World) -> Result<Vec<String>> {
+/// All stages. Returns a line about each, and what was a surprise though the stage did what it is about.
+async fn play(world: &World) -> Result<(Vec<String>, Vec<String>)> {
     let mut expected = Expected::default();
-    let mut seen = Vec::new();
+    // The API server's own, when it has just started.
+    expected.warning("Service", "ClusterIPNotAllocated");
+    let (mut seen, mut surprises) = (Vec::new(), Vec::new());
     macro_rules! stage {
         ($title:literal, $stage:expr) => {{
             say(&format!("STAGE {}: {}", seen.len() + 1, $title));
@@ -140,7 +143,11 @@ async fn play(world: &World) -> Result<Vec<String>> {
             let ended = tokio::time::timeout(STAGE_DEADLINE, $stage).await;
             let line = ended.with_context(|| format!("it took longer than {STAGE_DEADLINE:?}"));
             let line = line.and_then(|line| line).context($title)?;
-            expected.ensure_nothing_else(world).await.context($title)?;
+            if let Err(surprise) = expected.ensure_nothing_else(world).await {
+                let surprise = format!("{}: {surprise:#}", $title);
+                say(&format!("SURPRISE: {surprise}"));
+                surprises.push(surprise);
+            }
             seen.push(format!("{line} ({:.0} s)", began.elapsed().as_secs_f64()));
         }};
     }
@@ -152,7 +159,7 @@ async fn play(world: &World) -> Result<Vec<String>> {
     stage!("lose a Mac", stages::lose(world, &mut expected));
     stage!("reclaim a stranded Mac", stages::reclaim(world));
     stages::show_all(world).await?;
-    Ok(seen)
+    Ok((seen, surprises))
 }
 
 /// Has the dashboards drawn from what Prometheus has seen.

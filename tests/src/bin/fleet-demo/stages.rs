@@ -16,7 +16,7 @@ use super::board::{is_ready, running_vms};
 use super::kinds::{self, MACHINE, PROVIDER_MACHINE};
 use super::print::{print, say};
 use super::surprise::{Expected, leader_metrics, shown};
-use super::workload::{builds, counting, ends_with, lines_of, phase, pod};
+use super::workload::{self, builds, counting, ends_with, lines_of, phase, pod};
 use super::world::{BUILDERS, DEADLINE, FLEET, FULL_NAME, IMAGE, RELEASE, STRANDED, TAGS, World};
 
 const TART: &str = "/opt/homebrew/bin/tart";
@@ -43,8 +43,8 @@ pub(crate) async fn install(world: &World) -> Result<String> {
 
 /// Three Macs in the fleet.
 pub(crate) async fn scale_up(world: &World) -> Result<String> {
-    let name = format!("machinedeployment/{FLEET}");
-    world.show(&world.kubectl(), &["-n", RELEASE, "scale", &name, "--replicas=3"]).await?;
+    // Not by `kubectl scale`: helm would find the field taken at its next upgrade.
+    world.deploy("upgrade", &["macosFleet.replicas=3"]).await?;
     nodes(world, 3).await?;
     let what = ["-n", RELEASE, "get", "machinedeployments,machines"];
     world.show(&world.kubectl(), &what).await?;
@@ -196,7 +196,7 @@ pub(crate) async fn roll(world: &World) -> Result<String> {
 
 /// A Mac burns down: its Pods go elsewhere, and its machine is replaced by one that waits, as no Mac is free.
 pub(crate) async fn lose(world: &World, expected: &mut Expected) -> Result<String> {
-    let lost = world.ready(FLEET, 3).await?.remove(0);
+    let lost = busiest(world, &world.ready(FLEET, 3).await?).await?;
     let (name, owner) = (kinds::name(&lost), owner(&lost)?);
     let id = lost["status"]["serverID"].as_str().context("a machine without a host")?;
     for (kind, reason) in
@@ -225,9 +225,8 @@ pub(crate) async fn lose(world: &World, expected: &mut Expected) -> Result<Strin
         let nodes = world.nodes().await?;
         ensure!(nodes.iter().all(|node| node.name_any() != name), "the Node of the lost Mac is there");
         let pods = world.pods().list(&ListParams::default()).await?.items;
-        let is_on =
-            |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(name.as_str());
-        ensure!(!pods.iter().any(is_on), "a Pod of the lost Mac is there");
+        let is_left = pods.iter().any(|pod| workload::node(pod) == Some(name.as_str()));
+        ensure!(!is_left, "a Pod of the lost Mac is there");
         Ok(())
     })
     .await?;
@@ -278,6 +277,16 @@ pub(crate) async fn reclaim(world: &World) -> Result<String> {
     counting(world).await?;
     Ok("the stranded Mac was counted, then given back wiped, and replaced the one that burned down"
         .to_owned())
+}
+
+/// The machine on whose Node most Pods are.
+async fn busiest(world: &World, machines: &[Value]) -> Result<Value> {
+    let pods = counting(world).await?;
+    let count = |machine: &&Value| {
+        let name = kinds::name(machine);
+        pods.iter().filter(|pod| workload::node(pod) == Some(name.as_str())).count()
+    };
+    machines.iter().max_by_key(count).cloned().context("no machine")
 }
 
 /// The end: what kubectl says.

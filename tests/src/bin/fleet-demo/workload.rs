@@ -82,3 +82,8 @@ pub(crate) async fn ends_with(world: &World, name: &str, code: i32) -> Result<()
 pub(crate) fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
+
+/// The Node that a Pod is on.
+pub(crate) fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
+}
