@@ -20,7 +20,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
+.PHONY: help demo fleet-demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,11 @@ help: ## List the commands
 demo: assets build ## Run a Pod as a VM on a local control plane; CHECK=1 ends by itself
 	@$(say) "demo"
 	@$(real_tart) $(BUILT)/debug/demo $(if $(CHECK),--check)
+
+fleet-demo: assets build ## Run a fleet of five simulated Macs through all that happens to one; KEEP=1 keeps it, PICTURES=1 draws the dashboards (10 minutes)
+	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER) >/dev/null
+	@$(say) "fleet demo"
+	@$(BUILT)/debug/fleet-demo $(if $(KEEP),--keep) $(if $(PICTURES),--pictures=docs/pictures)
 
 test: assets build ## Run all tests; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"

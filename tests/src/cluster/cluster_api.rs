@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
@@ -65,6 +67,41 @@ impl ClusterApi {
         let authority = BASE64_STANDARD.encode(&control_plane.authority().pair().certificate);
         kubectl.apply(&with_url(&manifest, webhook, &authority)?).await?;
         Ok(Self { process })
+    }
+
+    /// Lets it look at the Nodes of a Cluster with the token that a Secret of the namespace has: a kubeconfig where Cluster API looks for one.
+    pub async fn connect(
+        control_plane: &ControlPlane,
+        namespace: &str,
+        cluster: &str,
+        token: &str,
+    ) -> Result<()> {
+        let secrets = Api::<Secret>::namespaced(control_plane.client().await?, namespace);
+        let token =
+            eventually("the token with which Cluster API looks at Nodes", START_DEADLINE, async || {
+                let secret = secrets.get(token).await?;
+                let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
+                Ok(String::from_utf8(token.0)?)
+            })
+            .await?;
+        let authority = BASE64_STANDARD.encode(&control_plane.authority().pair().certificate);
+        let kubeconfig = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{ "name": "c", "cluster": { "server": control_plane.server(), "certificate-authority-data": authority } }],
+            "users": [{ "name": "c", "user": { "token": token } }],
+            "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "c" } }],
+        });
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
+            "metadata": { "name": format!("{cluster}-kubeconfig"), "labels": { "cluster.x-k8s.io/cluster-name": cluster } },
+            "stringData": { "value": kubeconfig.to_string() },
+        });
+        control_plane.kubectl().namespace(namespace).apply(&secret.to_string()).await.map(drop)
+    }
+
+    /// An error with the end of its log, when it has died.
+    pub fn ensure_running(&self) -> Result<()> {
+        self.process.ensure_running()
     }
 
     /// What it has logged.

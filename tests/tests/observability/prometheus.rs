@@ -9,71 +9,17 @@ use tart_kubelet_tests::agent::Agent;
 use tart_kubelet_tests::control_plane::ControlPlane;
 use tart_kubelet_tests::mac::Mac;
 use tart_kubelet_tests::process::Process;
-use tart_kubelet_tests::sandbox::Sandbox;
+use tart_kubelet_tests::prometheus::Prometheus;
 use tart_kubelet_tests::wait::eventually;
 use tart_kubelet_tests::{programs, skip};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 use super::observability;
 
 const IMAGE: &str = "registry.test/macos/sequoia:15";
 const DEADLINE: Duration = Duration::from_mins(2);
-const ANSWER_DEADLINE: Duration = Duration::from_secs(20);
 
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
-}
-
-struct Prometheus {
-    process: Process,
-    port: u16,
-}
-
-impl Prometheus {
-    fn start(sandbox: &Sandbox, program: &std::path::Path, targets: &[String]) -> Result<Self> {
-        let directory = sandbox.directory("prometheus")?;
-        let rules = observability().join("rules.yaml").canonicalize()?;
-        let config = json!({
-            "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
-            "rule_files": [rules],
-            "scrape_configs": [{ "job_name": "tart", "static_configs": [{ "targets": targets }] }],
-        });
-        // JSON is YAML.
-        std::fs::write(directory.join("prometheus.yml"), config.to_string())?;
-        let port = free_port()?;
-        let mut command = sandbox.command(program);
-        command.arg(format!("--config.file={}", directory.join("prometheus.yml").display()));
-        command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
-        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
-        Ok(Self { process: Process::start("prometheus", &mut command, &directory.join("log"))?, port })
-    }
-
-    async fn get(&self, path: &str) -> Result<Value> {
-        self.process.ensure_running()?;
-        let exchange = async {
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await?;
-            stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: prometheus\r\n\r\n").as_bytes()).await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            anyhow::Ok(answer)
-        };
-        let answer = timeout(ANSWER_DEADLINE, exchange).await.context("Prometheus does not answer")??;
-        let (_, body) = answer.split_once("\r\n\r\n").context("no body")?;
-        let value: Value = serde_json::from_str(body).with_context(|| answer.clone())?;
-        ensure!(value["status"] == "success", "{path}: {value}");
-        Ok(value["data"].clone())
-    }
-
-    async fn query(&self, expression: &str) -> Result<Vec<Value>> {
-        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric();
-        let encode =
-            |byte: u8| if is_plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-        let encoded: String = expression.bytes().map(encode).collect();
-        let data = self.get(&format!("/api/v1/query?query={encoded}")).await?;
-        Ok(data["result"].as_array().cloned().unwrap_or_default())
-    }
 }
 
 /// The expressions of all dashboards, with all hosts and fleets selected; of each, whether it is of an agent.
@@ -96,9 +42,9 @@ fn expressions() -> Result<Vec<(bool, String)>> {
 
 #[tokio::test]
 async fn prometheus_scrapes_agent_and_provider_and_understands_every_panel() -> Result<()> {
-    let Ok(program) = programs::debian("prometheus", "usr/bin/prometheus") else {
+    if programs::debian("prometheus", "usr/bin/prometheus").is_err() {
         return skip::say("Prometheus is not here, and Debian's package of it cannot be fetched");
-    };
+    }
     let control_plane = ControlPlane::shared().await?;
     let sandbox = control_plane.sandbox();
     let mac = Mac::new(sandbox)?;
@@ -138,7 +84,9 @@ async fn prometheus_scrapes_agent_and_provider_and_understands_every_panel() -> 
         },
     });
     kubectl.apply(&pod.to_string()).await?;
-    let prometheus = Prometheus::start(sandbox, &program, &[address, format!("127.0.0.1:{port}")])?;
+    let rules = observability().join("rules.yaml").canonicalize()?;
+    let targets = [address, format!("127.0.0.1:{port}")];
+    let prometheus = Prometheus::builder().rules(&rules).targets("tart", &targets).start(sandbox)?;
     for (figure, wanted) in [
         ("tart_kubelet_node_condition{condition=\"Ready\",status=\"True\"}", "1"),
         // It bootstrapped with a token, so that its certificate is its own: that of a year.
@@ -151,7 +99,7 @@ async fn prometheus_scrapes_agent_and_provider_and_understands_every_panel() -> 
             ensure!(
                 found.len() == 1 && found[0]["value"][1] == wanted,
                 "{found:?}\n{}",
-                prometheus.process.last_lines()
+                prometheus.process().last_lines()
             );
             Ok(())
         })

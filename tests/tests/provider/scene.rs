@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
-use k8s_openapi::api::core::v1::{Node, Pod, Secret};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::{Api, Client};
 use nix::sys::signal::Signal;
@@ -184,20 +184,8 @@ impl Scene {
         let name = &self.namespace;
         let placeholder = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "no-bootstrap" }, "stringData": { "value": "" } });
         self.kubectl().apply(&placeholder.to_string()).await?;
-        let secrets = Api::<Secret>::namespaced(self.client.clone(), name);
-        let token = eventually("the token of capi-remote", DEADLINE, async || {
-            let secret = secrets.get(&format!("{name}-capi-remote-token")).await?;
-            let token = secret.data.and_then(|mut data| data.remove("token")).context("no token yet")?;
-            Ok(String::from_utf8(token.0)?)
-        })
-        .await?;
-        let workload = self.directory.join("workload.kubeconfig");
-        self.write_kubeconfig(&workload, &token)?;
-        let kubeconfig = std::fs::read_to_string(workload)?;
+        ClusterApi::connect(self.control_plane, name, name, &format!("{name}-capi-remote-token")).await?;
         let cluster = json!({ "apiVersion": "v1", "kind": "List", "items": [
-            { "apiVersion": "v1", "kind": "Secret", "type": "cluster.x-k8s.io/secret",
-              "metadata": { "name": format!("{name}-kubeconfig"), "labels": { "cluster.x-k8s.io/cluster-name": name } },
-              "stringData": { "value": kubeconfig } },
             { "apiVersion": "infrastructure.cluster.x-k8s.io/v1alpha1", "kind": "TuistCluster", "metadata": { "name": name },
               "spec": { "controlPlaneEndpoint": { "host": "127.0.0.1", "port": 6443 } } },
             { "apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "Cluster", "metadata": { "name": name }, "spec": {
