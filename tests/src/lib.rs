@@ -28,6 +28,7 @@ pub mod kubectl;
 pub mod kubelet;
 pub mod mac;
 pub mod mac_host;
+pub mod pages;
 pub mod process;
 pub mod programs;
 pub mod proxy;
