@@ -1,6 +1,7 @@
 //! A real Prometheus, with the alerts, that scrapes a real agent and a real provider.
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,14 +26,13 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-struct Prometheus {
-    process: Process,
+pub(super) struct Prometheus {
+    pub(super) process: Process,
     port: u16,
 }
 
 impl Prometheus {
-    fn start(sandbox: &Sandbox, program: &std::path::Path, targets: &[String]) -> Result<Self> {
-        let directory = sandbox.directory("prometheus")?;
+    fn of_targets(sandbox: &Sandbox, program: &Path, targets: &[String]) -> Result<Self> {
         let rules = observability().join("rules.yaml").canonicalize()?;
         let config = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
@@ -40,7 +40,13 @@ impl Prometheus {
             "scrape_configs": [{ "job_name": "tart", "static_configs": [{ "targets": targets }] }],
         });
         // JSON is YAML.
-        std::fs::write(directory.join("prometheus.yml"), config.to_string())?;
+        Self::start(sandbox, program, &config.to_string())
+    }
+
+    /// A Prometheus with this configuration.
+    pub(super) fn start(sandbox: &Sandbox, program: &Path, config: &str) -> Result<Self> {
+        let directory = sandbox.directory("prometheus")?;
+        std::fs::write(directory.join("prometheus.yml"), config)?;
         let port = free_port()?;
         let mut command = sandbox.command(program);
         command.arg(format!("--config.file={}", directory.join("prometheus.yml").display()));
@@ -65,7 +71,7 @@ impl Prometheus {
         Ok(value["data"].clone())
     }
 
-    async fn query(&self, expression: &str) -> Result<Vec<Value>> {
+    pub(super) async fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let is_plain = |byte: &u8| byte.is_ascii_alphanumeric();
         let encode =
             |byte: u8| if is_plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -124,7 +130,7 @@ async fn prometheus_scrapes_agent_and_provider_and_understands_every_panel() -> 
         agent.metrics_address()
     })
     .await?;
-    let prometheus = Prometheus::start(sandbox, &program, &[address, format!("127.0.0.1:{port}")])?;
+    let prometheus = Prometheus::of_targets(sandbox, &program, &[address, format!("127.0.0.1:{port}")])?;
     for (figure, wanted) in [
         ("tart_kubelet_node_condition{condition=\"Ready\",status=\"True\"}", "1"),
         // It bootstrapped with a token, so that its certificate is its own: that of a year.
