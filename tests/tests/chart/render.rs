@@ -227,3 +227,35 @@ async fn the_values_of_the_documentation_are_taken_and_the_provider_knows_their_
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn notes_say_what_is_missing_and_what_comes_before_an_upgrade_and_an_uninstall() -> Result<()> {
+    let helm = Helm::new(&Sandbox::shared()?).await?;
+    let chart = chart().display().to_string();
+    let install = ["install", "macs", &chart, "--dry-run=client", "-n", "macs"];
+    let notes = async |values: &[&str]| {
+        let values = values.iter().flat_map(|value| ["--set", value]);
+        helm.run(install.into_iter().chain(values)).await
+    };
+    let plain = notes(&[]).await?;
+    for words in [
+        "No fleet is enabled",
+        "create secret generic macs-tart-provider-scaleway",
+        "run-a-fleet.md#4-tart",
+        "run-a-fleet.md#let-cluster-api-see-the-nodes",
+        "kubectl apply --server-side --force-conflicts -f crds",
+        "--set macosFleet.replicas=0,runnersFleet.hostCount=0,buildersFleet.replicas=0",
+        "wait --for=delete scalewayapplesiliconmachines",
+    ] {
+        ensure!(plain.contains(words), "no `{words}`: {plain}");
+    }
+    let values = [
+        "provider.tart.archivePath=/opt/tart.tar.gz",
+        "provider.tart.version=2.30.0",
+        "pool.macList.secretName=list",
+    ];
+    let complete = notes(&values).await?;
+    ensure!(!complete.contains("TartMissing") && !complete.contains("create secret"), "{complete}");
+    ensure!(complete.contains("the list in the Secret list"), "{complete}");
+    Ok(())
+}
