@@ -20,7 +20,7 @@ say = printf '\033[1m==> %s\033[0m\n'
 real_tart = if [ "$$(uname)" = Darwin ] && tart=$$(command -v tart); then export TART_KUBELET_TEST_TART="$$tart" IMAGE="$(IMAGE)"; fi;
 
 .DEFAULT_GOAL := help
-.PHONY: help demo fleet-demo test test-1.35 test-older test-provider test-chart bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
+.PHONY: help demo fleet-demo test test-1.35 test-older test-provider test-chart test-image bench fuzz conformance control-plane assets build lint fmt docs deny rust crds soak release
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ fleet-demo: assets build ## Run a fleet of five simulated Macs through all that 
 	@$(say) "fleet demo"
 	@$(BUILT)/debug/fleet-demo $(if $(KEEP),--keep) $(if $(PICTURES),--pictures=docs/pictures)
 
-test: assets build ## Run all tests; T=orphans:: for those whose path matches
+test: assets build ## Run the tests, but for those of the targets below; T=orphans:: for those whose path matches
 	@$(say) "tests: agent, simulator, then end to end on a real control plane"
 	CARGO="$(CARGO)" RUST_TEST_THREADS=$(TEST_THREADS) tests/run $(T)
 
@@ -58,6 +58,9 @@ test-provider: assets build ## Run the tests of the provider on real Cluster API
 test-chart: assets build ## Run the tests of the Helm chart with real helm and Cluster API; T=name for some, UPDATE_GOLDEN=1 writes what it renders
 	@tests/control-plane/build $(CONTROL_PLANE) $(FURTHER) >/dev/null
 	RUST_TEST_THREADS=4 $(CARGO) test --locked -p tart-kubelet-tests --test chart -- $(T)
+
+test-image: rust ## Build the provider's image with buildah and run the provider in it; PROVIDER=FILE for one that is static already
+	@PROVIDER='$(PROVIDER)' packaging/image/test
 
 bench: assets build ## Measure what is promised, into bench.json; BENCH=name for one figure, or for all whose names begin so
 	@tests/control-plane/build $(CONTROL_PLANE) cluster-api-core >/dev/null

@@ -24,6 +24,7 @@ pub mod kubelet;
 pub mod mac;
 pub mod mac_host;
 pub mod mac_pool;
+pub mod pages;
 pub mod process;
 pub mod programs;
 pub mod prometheus;

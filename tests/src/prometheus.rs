@@ -55,8 +55,6 @@ impl Builder {
 
     /// Starts it.
     pub fn start(&self, sandbox: &Sandbox) -> Result<Prometheus> {
-        let program = programs::debian("prometheus", "usr/bin/prometheus")?;
-        let directory = sandbox.directory("prometheus")?;
         let interval = format!("{}s", self.interval.map_or(1, |interval| interval.as_secs()));
         let config = json!({
             "global": { "scrape_interval": interval, "evaluation_interval": interval },
@@ -64,14 +62,7 @@ impl Builder {
             "scrape_configs": self.jobs,
         });
         // JSON is YAML.
-        std::fs::write(directory.join("prometheus.yml"), config.to_string())?;
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let mut command = sandbox.command(program);
-        command.arg(format!("--config.file={}", directory.join("prometheus.yml").display()));
-        command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
-        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
-        let process = Process::start("prometheus", &mut command, &directory.join("log"))?;
-        Ok(Prometheus { process, client: Client::new(port) })
+        Prometheus::start(sandbox, &config.to_string())
     }
 }
 
@@ -86,6 +77,20 @@ impl Prometheus {
     /// One that is to be started.
     pub fn builder() -> Builder {
         Builder::default()
+    }
+
+    /// Starts one with this configuration.
+    pub fn start(sandbox: &Sandbox, config: &str) -> Result<Self> {
+        let program = programs::debian("prometheus", "usr/bin/prometheus")?;
+        let directory = sandbox.directory("prometheus")?;
+        std::fs::write(directory.join("prometheus.yml"), config)?;
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let mut command = sandbox.command(program);
+        command.arg(format!("--config.file={}", directory.join("prometheus.yml").display()));
+        command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
+        command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+        let process = Process::start("prometheus", &mut command, &directory.join("log"))?;
+        Ok(Self { process, client: Client::new(port) })
     }
 
     /// Its process.

@@ -250,6 +250,11 @@ fn a_release_is_built_from_an_agent_that_was_built_elsewhere() -> Result<()> {
     let formula = std::fs::read_to_string(copy.join("dist/tart-kubelet.rb"))?;
     ensure!(formula.contains(&format!("sha256 \"{sum}\"")) && !formula.contains('@'), "{formula}");
     ensure!(formula.contains(&format!("/v{version}/{archive}\"")), "{formula}");
+    // Homebrew reads it with Ruby, which few other machines have.
+    if let Ok(ruby) = Command::new("ruby").arg("-c").arg(copy.join("dist/tart-kubelet.rb")).output() {
+        let said = Said::from(ruby);
+        ensure!(said.code == Some(0), "{said:?}");
+    }
 
     let listed = Command::new("tar").arg("-tzf").arg(copy.join("dist").join(&archive)).output()?;
     let listed = String::from_utf8(listed.stdout)?;
@@ -266,5 +271,56 @@ fn a_release_is_built_from_an_agent_that_was_built_elsewhere() -> Result<()> {
     let said = run("")?;
     ensure!(said.code == Some(0) && said.words.contains("cannot build for aarch64-apple-darwin"), "{said:?}");
     ensure!(!copy.join("dist/tart-kubelet.rb").exists(), "a formula without an agent");
+    Ok(())
+}
+
+#[test]
+fn a_tag_is_the_version_of_the_workspace() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
+    let check =
+        |tag: &str| Command::new(root.join("packaging/release/check")).arg(tag).output().map(Said::from);
+    let right = check(&format!("v{}", env!("CARGO_PKG_VERSION")))?;
+    ensure!(right.code == Some(0) && right.words.is_empty(), "{right:?}");
+    for tag in ["v99.0.0", env!("CARGO_PKG_VERSION"), "v", ""] {
+        check(tag)?.expect(1, "the version in Cargo.toml is");
+    }
+    Ok(())
+}
+
+/// Every target that make is asked for in CI is there, and nothing is published untested.
+#[test]
+fn workflows_run_what_there_is_and_a_release_waits_for_the_tests() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace")?;
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).with_context(|| path.to_owned());
+    let (ci, release, makefile) =
+        (read(".github/workflows/ci.yml")?, read(".github/workflows/release.yml")?, read("Makefile")?);
+    let mut targets = Vec::new();
+    for text in [&ci, &release] {
+        for rest in text
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'))
+            .flat_map(|line| line.split("make ").skip(1))
+        {
+            targets.extend(rest.split([' ', '}', '\n']).next());
+        }
+        // Two versions of one action would be an oversight.
+        let checkouts = text.matches("actions/checkout@").count();
+        ensure!(checkouts == text.matches("actions/checkout@v6.0.0\n").count(), "{text}");
+    }
+    for target in &targets {
+        ensure!(makefile.contains(&format!("\n{target}: ")), "make has no {target}");
+    }
+    for target in ["test-provider", "test-chart", "test-image"] {
+        ensure!(targets.contains(&target), "no job runs {target}: {targets:?}");
+    }
+    let jobs = [
+        "uses: ./.github/workflows/ci.yml",
+        "needs: [tests, provider]",
+        "packaging/release/check \"$GITHUB_REF_NAME\"",
+    ];
+    for words in jobs {
+        ensure!(release.contains(words), "the release lacks `{words}`");
+    }
+    ensure!(ci.contains("  workflow_call:\n"), "a release cannot run the tests");
     Ok(())
 }

@@ -5,7 +5,7 @@
 {{/* Names of machines, Nodes and hosts begin with it, and have 63 characters at most with what follows. */}}
 {{- define "tart-provider.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 34 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride -}}
 {{- else if contains (include "tart-provider.name" .) .Release.Name -}}
 {{- .Release.Name | trunc 34 | trimSuffix "-" -}}
 {{- else -}}
@@ -43,6 +43,7 @@ subjects:
 
 {{/* The fleets that are enabled, as YAML: one source for MachineDeployments, zones and the claim-name prefix. */}}
 {{- define "tart-provider.fleets" -}}
+{{- include "tart-provider.check" . -}}
 {{- $full := include "tart-provider.fullname" . -}}
 {{- $values := .Values -}}
 {{- $fleets := list -}}
@@ -63,7 +64,7 @@ subjects:
 {{- range $key, $value := $fleet.machine -}}{{- $_ := set $spec $key $value -}}{{- end -}}
 {{- if eq $kind "builders" -}}
 {{- if not $fleet.ghRunnerVersion -}}
-{{- fail "buildersFleet.ghRunnerVersion is needed: the release of actions/runner that is installed first" -}}
+{{- fail "buildersFleet.ghRunnerVersion is needed, since machines have to name it: the release of provider.actionsRunner.path, such as 2.336.0" -}}
 {{- end -}}
 {{- $app := $fleet.ghAppSecretName | default (printf "%s-gh-app" $name) -}}
 {{- $_ := set $spec "ghActionsRunner" (dict "ghOrg" $fleet.ghOrg "ghRunnerLabels" $fleet.ghRunnerLabels "ghRunnerVersion" $fleet.ghRunnerVersion "ghAppSecretName" $app) -}}

@@ -41,6 +41,11 @@ impl Helm {
         self
     }
 
+    /// The program.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Runs helm with arguments and returns its stdout; the error has its stderr.
     pub async fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Result<String> {
         let mut command = self.sandbox.command(&self.program);

@@ -15,21 +15,21 @@ use tart_kubelet_tests::process::Process;
 use tart_kubelet_tests::programs;
 use tart_kubelet_tests::wait::eventually;
 
-const DEADLINE: Duration = Duration::from_mins(3);
-const RELEASE: &str = "office";
+pub(super) const DEADLINE: Duration = Duration::from_mins(3);
+pub(super) const RELEASE: &str = "office";
 const FULL_NAME: &str = "office-tart-provider";
 const FLEET: &str = "office-tart-provider-macos-fleet";
 
 /// A release.
-struct Release {
-    control_plane: &'static ControlPlane,
-    helm: Helm,
-    kubectl: Kubectl,
+pub(super) struct Release {
+    pub(super) control_plane: &'static ControlPlane,
+    pub(super) helm: Helm,
+    pub(super) kubectl: Kubectl,
 }
 
 impl Release {
     /// A cluster with Cluster API and a list of two Macs, at whose addresses nothing answers.
-    async fn new() -> Result<Self> {
+    pub(super) async fn new() -> Result<Self> {
         let control_plane = ControlPlane::shared().await?;
         ClusterApi::shared().await?;
         let namespace = control_plane.namespace("chart").await?;
@@ -43,7 +43,7 @@ impl Release {
     }
 
     /// `helm install` or `upgrade`, with what differs from the rest.
-    async fn deploy(&self, what: &str, values: &[&str]) -> Result<()> {
+    pub(super) async fn deploy(&self, what: &str, values: &[&str]) -> Result<()> {
         let chart = chart().display().to_string();
         let server = format!("provider.apiServerURL={:?}", self.control_plane.server());
         let mut arguments = vec![what, RELEASE, &chart, "--set-json", &server];
@@ -57,13 +57,13 @@ impl Release {
         self.helm.run(arguments).await.map(drop)
     }
 
-    async fn get(&self, kind: &str) -> Result<Vec<Value>> {
+    pub(super) async fn get(&self, kind: &str) -> Result<Vec<Value>> {
         let read: Value = serde_json::from_str(&self.kubectl.run(["get", kind, "-o", "json"]).await?)?;
         Ok(read["items"].as_array().cloned().unwrap_or_default())
     }
 
     /// The identities of all Machines, and of those of the provider.
-    async fn machines(&self) -> Result<Vec<String>> {
+    pub(super) async fn machines(&self) -> Result<Vec<String>> {
         let mut all = self.get("machines.cluster.x-k8s.io").await?;
         all.extend(self.get("scalewayapplesiliconmachines").await?);
         let is_going = |one: &Value| one["metadata"]["deletionTimestamp"].is_string();
@@ -102,7 +102,7 @@ impl Release {
     }
 
     /// Starts the provider with the arguments of the chart's Deployment, as its account.
-    async fn provider(&self) -> Result<Process> {
+    pub(super) async fn provider(&self) -> Result<Process> {
         let deployments = self.get("deployments").await?;
         let spec = deployments.first().context("no Deployment")?["spec"].clone();
         ensure!(spec["replicas"] == 2, "{spec}");
@@ -209,7 +209,17 @@ async fn an_upgrade_and_a_rollback_lose_no_machine_and_the_rights_suffice() -> R
     ensure!(!macs.contains("claim.tuist.dev"), "a Mac is still claimed: {macs}");
     let log = provider.log()?;
     ensure!(!log.contains("forbidden"), "the chart gives too few rights:\n{log}");
-    Ok(())
+
+    // Without machines, uninstalling leaves nothing.
+    release.helm.run(["uninstall", RELEASE, "--wait"]).await?;
+    eventually("nothing of the release", DEADLINE, async || {
+        for kind in ["clusters.cluster.x-k8s.io", "tuistclusters", "machinedeployments", "deployments"] {
+            let left = release.get(kind).await?;
+            ensure!(left.is_empty(), "{left:?}");
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// The commands of the documentation that make the kubeconfig with which Cluster API sees the Nodes, run as they are there.

@@ -3,6 +3,7 @@
 mod metrics;
 mod prometheus;
 mod rules;
+mod scrape;
 
 use std::path::{Path, PathBuf};
 

@@ -1,15 +1,14 @@
-//! The documentation names what the code has, and its links lead somewhere.
+//! The documentation names what the code has, its links lead somewhere, and its commands are right.
+
+mod commands;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use tart_kubelet_tests::pages::{pages, workspace};
 use tart_kubelet_tests::programs;
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn read(path: &str) -> Result<String> {
     std::fs::read_to_string(workspace().join(path)).with_context(|| path.to_owned())
@@ -39,6 +38,12 @@ fn body<'a>(code: &'a str, name: &str) -> Result<&'a str> {
     after.split('}').next().context("an enum without an end")
 }
 
+/// The variants of an enum that stand for one word.
+fn words(body: &str) -> impl Iterator<Item = String> {
+    let lines = body.lines().map(|line| line.trim().trim_end_matches(','));
+    lines.filter(|line| is_reason(line)).map(str::to_owned)
+}
+
 /// String literals.
 fn literals(code: &str) -> impl Iterator<Item = &str> {
     code.split('"').skip(1).step_by(2)
@@ -65,25 +70,28 @@ fn every_reason_is_in_the_troubleshooting_guide() -> Result<()> {
     reasons.extend(literals(body(&conditions, "ConditionType")?).map(str::to_owned));
     let refusals = source("agent/src/pod/admission/refusal.rs")?;
     reasons.extend(literals(&refusals).map(str::to_owned));
-    let machines = source("provider/src/machine")?;
-    reasons.extend(literals(&machines).filter(|literal| is_reason(literal)).map(str::to_owned));
+    let outcomes = source("agent/src/state/outcome.rs")?;
+    for name in ["NotStartedReason", "EndReason"] {
+        reasons.extend(words(body(&outcomes, name)?));
+    }
+    // Reasons that are written where they are decided: the shim's notices, images, conditions of Pods, machines and certificates.
+    for path in [
+        "agent/src/shim",
+        "agent/src/image/error.rs",
+        "agent/src/pod/sync",
+        "agent/src/pod/status/conditions.rs",
+        "provider/src/machine",
+        "provider/src/csr",
+    ] {
+        let source = source(path)?;
+        reasons.extend(literals(&source).filter(|literal| is_reason(literal)).map(str::to_owned));
+    }
     reasons.remove("");
     ensure!(reasons.len() > 70, "not all reasons were found: {reasons:?}");
     let guide = read("docs/troubleshooting.md")?;
     let missing: Vec<_> = reasons.iter().filter(|reason| !guide.contains(&format!("`{reason}`"))).collect();
     ensure!(missing.is_empty(), "docs/troubleshooting.md does not say what these mean: {missing:?}");
     Ok(())
-}
-
-fn pages() -> Result<Vec<PathBuf>> {
-    let mut pages = vec![workspace().join("README.md")];
-    for entry in std::fs::read_dir(workspace().join("docs"))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "md") {
-            pages.push(path);
-        }
-    }
-    Ok(pages)
 }
 
 /// The anchors of a page, as GitHub makes them of its titles.
