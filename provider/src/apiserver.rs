@@ -48,6 +48,11 @@ impl ApiError {
         self.code() == Some(404)
     }
 
+    /// Whether it is not allowed yet.
+    pub(crate) fn is_too_many(&self) -> bool {
+        self.code() == Some(429)
+    }
+
     /// Whether the object was changed meanwhile, or is there already.
     pub(crate) fn is_conflict(&self) -> bool {
         self.code() == Some(409)

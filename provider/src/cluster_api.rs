@@ -1,8 +1,12 @@
 //! The kinds of Cluster API, as far as the provider reads them.
 
-use kube::CustomResource;
+use std::time::Duration;
+
+use kube::api::{ApiResource, DynamicObject};
+use kube::{Api, Client, CustomResource, Resource, ResourceExt as _};
 use serde::{Deserialize, Serialize};
 
+use crate::apiserver::{ApiError, call};
 use crate::crd::Condition;
 
 /// The label by which objects name their Cluster.
@@ -11,6 +15,47 @@ pub(crate) const CLUSTER_NAME: &str = "cluster.x-k8s.io/cluster-name";
 pub(crate) const PAUSED: &str = "cluster.x-k8s.io/paused";
 /// Cluster API makes no machines before a Cluster has this condition.
 pub(crate) const CONTROL_PLANE_INITIALIZED: &str = "ControlPlaneInitialized";
+
+/// The annotation on a Machine whose Node is not drained.
+const EXCLUDE_DRAIN: &str = "machine.cluster.x-k8s.io/exclude-node-draining";
+
+/// What a Machine says about draining.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct DrainSettings {
+    /// How long Pods may take.
+    pub(crate) timeout: Option<Duration>,
+    /// Whether they are not waited for at all.
+    pub(crate) is_excluded: bool,
+}
+
+/// What the Machine says that an object belongs to. An object without one, or whose Machine is gone, has no settings.
+pub(crate) async fn drain_settings<K: Resource>(
+    client: &Client,
+    owned: &K,
+) -> Result<DrainSettings, ApiError> {
+    let mut settings = DrainSettings::default();
+    let owner = owned
+        .owner_references()
+        .iter()
+        .find(|owner| owner.kind == "Machine" && owner.api_version.starts_with("cluster.x-k8s.io/"));
+    let Some(owner) = owner else { return Ok(settings) };
+    let resource = ApiResource {
+        group: "cluster.x-k8s.io".to_owned(),
+        version: "v1beta2".to_owned(),
+        api_version: "cluster.x-k8s.io/v1beta2".to_owned(),
+        kind: "Machine".to_owned(),
+        plural: "machines".to_owned(),
+    };
+    let namespace = owned.namespace().unwrap_or_default();
+    let api = Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &resource);
+    if let Some(machine) = call("read the Machine", api.get_opt(&owner.name)).await? {
+        settings.is_excluded = machine.annotations().contains_key(EXCLUDE_DRAIN);
+        let seconds = machine.data["spec"]["deletion"]["nodeDrainTimeoutSeconds"].as_u64();
+        // Zero is no limit to Cluster API; here something else limits it.
+        settings.timeout = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
+    }
+    Ok(settings)
+}
 
 /// A Cluster.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, CustomResource)]

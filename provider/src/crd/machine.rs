@@ -41,6 +41,9 @@ use super::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
+    "!has(oldSelf.providerID) || oldSelf.providerID == '' || self.zone == oldSelf.zone"
+).message("zone cannot be changed while the machine has a host: it is a part of the host's identity"))]
+#[x_kube(validation = Rule::new(
     "!has(oldSelf.providerID) || oldSelf.providerID == '' || !has(self.providerID) || self.providerID == '' || self.providerID == oldSelf.providerID"
 ).message("providerID may be set and removed, but not changed: it is the identity of the Node"))]
 pub struct ScalewayAppleSiliconMachineSpec {
@@ -52,6 +55,7 @@ pub struct ScalewayAppleSiliconMachineSpec {
     pub type_: String,
     /// The zone of the pool.
     #[serde(default = "default_zone")]
+    #[schemars(regex(pattern = "^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"))]
     pub zone: String,
     /// The release of macOS, by its name and without a version, such as Tahoe.
     #[serde(default = "default_os")]

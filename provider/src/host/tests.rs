@@ -438,9 +438,37 @@ async fn a_bootstrap_credential_is_pushed_until_the_agent_has_its_own() {
     assert_eq!(mac.bytes(place).unwrap(), b"canary 2");
     // A token for each attempt is no drift.
     assert_eq!(with(b"canary 1").hash(), with(b"canary 2").hash());
-    mac.write_file(AGENT_KUBECONFIG, b"own", &launchd::Access::root(0o600)).await.unwrap();
+    let own = b"client-certificate: /var/lib/tart-kubelet/pki/client-current.pem";
+    mac.write_file(AGENT_KUBECONFIG, own, &launchd::Access::root(0o600)).await.unwrap();
     roll(&mac, &with(b"canary 3")).await;
     assert_eq!(mac.bytes(place).unwrap(), b"canary 2");
+    // A Mac that is to join has been another machine's, or its certificate has expired: the agent decides about what it has.
+    let join = |token: &[u8]| HostConfig {
+        credential: Credential::Join(Secret::new(token.to_vec())),
+        ..files.config()
+    };
+    let report = roll(&mac, &join(b"canary 4")).await;
+    assert_eq!(report.failed(), 0, "{report:?}");
+    assert_eq!(mac.bytes(place).unwrap(), b"canary 4");
+    assert_eq!(mac.bytes(AGENT_KUBECONFIG).unwrap(), own);
+    assert_eq!(join(b"canary 4").hash(), with(b"canary 1").hash());
+}
+
+/// The Go provider gave its agents a token of a `ServiceAccount` that never ends. An agent with it would ask for no certificate.
+#[tokio::test(start_paused = true)]
+async fn a_kubeconfig_that_is_not_the_agents_own_is_replaced() {
+    let files = Files::new();
+    for credential in [Credential::Bootstrap, Credential::Join] {
+        let config = HostConfig { credential: credential(Secret::new(b"canary".to_vec())), ..files.config() };
+        let mac = bootstrapped(&config).await;
+        let access = launchd::Access::root(0o600);
+        mac.write_file(AGENT_KUBECONFIG, b"token: canary-of-go", &access).await.unwrap();
+        let report = roll(&mac, &config).await;
+        assert_eq!(report.failed(), 0, "{report:?}");
+        assert_eq!(mac.bytes(AGENT_KUBECONFIG), None);
+        assert_eq!(mac.bytes("/etc/tart-kubelet/bootstrap-kubeconfig").unwrap(), b"canary");
+        assert_eq!(roll(&mac, &config).await.changed(), 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]

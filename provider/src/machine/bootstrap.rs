@@ -9,7 +9,8 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::EventType;
 use serde_json::json;
 
-use super::host_work::HostWork;
+use super::decide::Report;
+use super::host_work::{HostWork, Way};
 use super::inputs::Lack;
 use super::reconciler::{ReconcileError, Reconciler, reference, server};
 use super::release::Release;
@@ -28,11 +29,27 @@ const MUCH_LATER: Duration = Duration::from_mins(5);
 
 impl Reconciler {
     pub(super) async fn bootstrap(&self, machine: &Machine) -> Result<Action, ReconcileError> {
-        let is_first = machine.status.as_ref().is_none_or(|status| status.bootstrap_attempts.is_none());
-        if is_first {
+        let known = machine.status.clone().unwrap_or_default();
+        // The watch shows Macs only. The agent must not become the Node of another machine, whatever that is.
+        if known.host_config_hash.is_none()
+            && let Some(node) = delete::foreign_node(&self.client, machine).await?
+        {
+            let reason = "NodeNameTaken";
+            let message = format!("the Node {node} is not this machine's; delete it if that host is gone");
+            return self.report(machine, &Report::Refused { reason, message }, SOON).await;
+        }
+        let _turn = if known.ready {
+            match self.take_turn(machine) {
+                Some(turn) => Some(turn),
+                None => return Ok(Action::requeue(SOON)),
+            }
+        } else {
+            None
+        };
+        if known.bootstrap_attempts.is_none() {
             self.events.say(machine, EventType::Normal, "Bootstrapping", "the host becomes a Node").await;
         }
-        let work = self.work(machine).await?;
+        let work = self.work(machine, Way::Join).await?;
         let now = Timestamp::now();
         let fresh = call("read the machine", self.api(machine).get_opt(&machine.name_any())).await?;
         // Work on a host takes minutes. What it has come to is written into the machine as it is now, unless that has lost the host.
@@ -109,7 +126,8 @@ impl Reconciler {
     ) -> Result<Action, ReconcileError> {
         // The pin of its host key would lock out the next host.
         self.credentials.remove(&machine.name_any()).await?;
-        delete::remove_node(&self.client, &machine.name_any()).await?;
+        let identity = machine.spec.provider_id.as_deref();
+        delete::remove_node(&self.client, &machine.name_any(), identity).await?;
         let patch = json!({ "spec": { "providerID": null } });
         let machine = change("remove providerID", &self.api(machine), machine, patch).await?;
         let mut status = machine.status.clone().unwrap_or_default();
@@ -121,6 +139,7 @@ impl Reconciler {
 
     pub(super) async fn reboot(&self, machine: &Machine) -> Result<Action, ReconcileError> {
         let Ok(Some((zone, id))) = Self::held(machine) else { return Ok(Action::requeue(Duration::ZERO)) };
+        let now = Timestamp::now();
         let mut status = machine.status.clone().unwrap_or_default();
         let (type_, reason, words) = match self.pool.reboot(&zone, &id).await {
             Ok(()) => {
@@ -135,10 +154,13 @@ impl Reconciler {
                 status.bootstrap_reboot_issued = Some(true);
                 (EventType::Warning, "RebootForRecoveryFailed", chain(&error))
             }
-            // The next pass tries it again.
-            Err(error) => (EventType::Warning, "RebootForRecoveryFailed", chain(&error)),
+            Err(PoolError::NoSuchHost(_)) => return self.host_gone(machine, status, now).await,
+            Err(error) => {
+                report::reboot_failed(&mut status, now);
+                (EventType::Warning, "RebootForRecoveryFailed", chain(&error))
+            }
         };
-        status.last_bootstrap_failure_time = Some(Time(Timestamp::now()));
+        status.last_bootstrap_failure_time = Some(Time(now));
         self.save(machine, status).await?;
         self.events.say(machine, type_, reason, &words).await;
         Ok(Action::requeue(SOON))

@@ -9,6 +9,7 @@ use kube::{Api, Client};
 
 use crate::apiserver::{ApiError, call, delete};
 use crate::host::Secret;
+use crate::pool::{Host, Password};
 use crate::ssh::Fingerprint;
 
 const PASSWORD: &str = "sudo-password";
@@ -26,6 +27,18 @@ pub(super) struct HostCredentials {
     pub(super) password: Option<Secret>,
     /// The host key, once it was seen.
     pub(super) fingerprint: Option<Fingerprint>,
+}
+
+impl HostCredentials {
+    /// What the pool says about a host that has an address.
+    pub(super) fn of(host: &Host) -> Option<Self> {
+        let password = match &host.password {
+            Password::Known(password) => Some(password.clone()),
+            Password::Sealed | Password::Absent => None,
+        };
+        let user = host.ssh.as_ref()?.user.clone();
+        Some(Self { user, password, fingerprint: host.fingerprint.clone() })
+    }
 }
 
 /// The Secrets of machines, in one namespace.

@@ -21,6 +21,7 @@ pub(crate) const READY: &str = "Ready";
 /// How often a machine is looked at when nothing happens.
 const REST: Duration = Duration::from_mins(5);
 const SOON: Duration = Duration::from_secs(30);
+const AT_ONCE: Duration = Duration::from_secs(1);
 /// How long an agent may take to join after it was started, and a Node may be gone before that is a fault.
 const JOIN_DEADLINE: Duration = Duration::from_mins(3);
 /// The pause after a failed attempt; it doubles with each further one.
@@ -44,6 +45,8 @@ pub(crate) struct Limits {
 #[derive(Debug, Clone)]
 pub(crate) struct Observed<'a> {
     pub(crate) machine: &'a ScalewayAppleSiliconMachine,
+    /// Whether the watches of Clusters and Nodes have shown what there is. Before that everything seems to be missing.
+    pub(crate) is_synced: bool,
     pub(crate) cluster: ClusterSeen,
     pub(crate) node: Option<NodeSeen>,
     /// The hash of the configuration that the host should have; unknown until the host is.
@@ -117,6 +120,8 @@ pub(crate) struct ClaimSettings {
 /// What the status says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// The watches have not shown the cluster yet.
+    WaitsForWatches,
     /// Nothing is done while it is paused; not even the status.
     Paused,
     /// The Cluster is missing or not ready.
@@ -139,6 +144,8 @@ pub(crate) enum Report {
     RollHalted(String),
     /// This host could not be given its configuration.
     RollEnded,
+    /// The user of the host is not known any more: its Secret is gone, and the pool does not have it.
+    CredentialsMissing,
     /// All is as it should be.
     UpToDate,
 }
@@ -152,6 +159,9 @@ pub(crate) fn decide(seen: &Observed<'_>) -> Step {
     }
     if !has_finalizer {
         return Step::AddFinalizer;
+    }
+    if !seen.is_synced {
+        return Step::Report(Report::WaitsForWatches, AT_ONCE);
     }
     match seen.cluster {
         ClusterSeen::Missing => return Step::Report(Report::WaitsForCluster, SOON),
@@ -239,7 +249,7 @@ fn bootstrap(seen: &Observed<'_>, waited: Duration) -> Step {
         return Step::Report(Report::WaitsAfterFailure, pause);
     }
     // A host that has served, or on which VMs may run, is neither restarted nor given up. An operator or a MachineHealthCheck deletes its
-    // machine, and Cluster API drains it then.
+    // machine, and the provider drains it then.
     if !status.ready && seen.vms == Vms::None {
         let limits = &seen.limits;
         // First, or a pool that cannot restart hosts would keep this one for ever.
@@ -259,16 +269,25 @@ fn bootstrap(seen: &Observed<'_>, waited: Duration) -> Step {
             Step::Report(Report::WaitsForNode, left)
         };
     }
-    Step::Bootstrap
+    // A host that has served gets another configuration as in a roll: in its turn.
+    match &seen.turn {
+        Turn::Later(why) if status.ready && seen.desired.is_some() => {
+            Step::Report(Report::WaitsForTurn(why.clone()), SOON)
+        }
+        Turn::Halted(why) if status.ready && seen.desired.is_some() => {
+            Step::Report(Report::RollHalted(why.clone()), REST)
+        }
+        _ => Step::Bootstrap,
+    }
 }
 
 /// The host is a Node. It may have another configuration than it should.
 fn drift(seen: &Observed<'_>) -> Step {
     let status = seen.machine.status.clone().unwrap_or_default();
-    let Some(desired) = seen.desired.filter(|desired| status.host_config_hash.as_deref() != Some(desired))
-    else {
+    let Some(desired) = seen.desired else { return Step::Report(Report::CredentialsMissing, SOON) };
+    if status.host_config_hash.as_deref() == Some(desired) {
         return Step::Report(Report::UpToDate, REST);
-    };
+    }
     let failed = status.failed_host_config_hash.as_deref() == Some(desired);
     let attempts = if failed { count(status.tart_kubelet_update_attempts) } else { 0 };
     let last = status.last_update_failure_time.as_ref().map(|time| time.0);
@@ -279,7 +298,8 @@ fn drift(seen: &Observed<'_>) -> Step {
         if is_over {
             return Step::Report(Report::RollEnded, REST);
         }
-    } else if let Some(pause) = pause_left(attempts, last, seen.now) {
+    } else if let Some(pause) = pause_left(if attempts == 0 { 2 } else { attempts }, last, seen.now) {
+        // What kept it from being rolled may be no failure of the host: that counts no attempt, and is waited for, too.
         return Step::Report(Report::WaitsAfterFailure, pause);
     }
     match &seen.turn {

@@ -42,6 +42,7 @@ fn bootstrapped(is: &str, ago: i64) -> Value {
 fn seen(machine: &Machine) -> Observed<'_> {
     Observed {
         machine,
+        is_synced: true,
         cluster: ClusterSeen::Ready,
         node: Some(NodeSeen { provider_id: Some(ID.to_owned()) }),
         desired: Some("new"),
@@ -158,6 +159,72 @@ fn a_host_is_bootstrapped_until_its_node_has_joined() {
     assert_eq!(reported(&decide(&seen(&waits))), Some(&Report::Joined));
     let late = converged(1000);
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&late) })), Some(&Report::NotJoined));
+}
+
+/// After a start the watches are empty for a while, and every Node seems to be gone.
+#[test]
+fn nothing_is_decided_before_the_watches_have_shown_the_cluster() {
+    let served = with_status(&json!({
+        "serverID": "7f6b", "ready": true, "hostConfigHash": "old", "conditions": bootstrapped("True", 1000),
+    }));
+    let empty = Observed { node: None, is_synced: false, cluster: ClusterSeen::Missing, ..seen(&served) };
+    assert_eq!(reported(&decide(&empty)), Some(&Report::WaitsForWatches));
+    assert_eq!(reported(&decide(&Observed { node: None, ..seen(&served) })), Some(&Report::NodeMissing));
+}
+
+/// The Node of a machine that has served is gone while a new configuration is rolled out: no way around the first machine of the fleet.
+#[test]
+fn a_host_that_has_served_is_bootstrapped_with_another_configuration_in_its_turn() {
+    let missing = |ready: bool| {
+        with_status(&json!({
+            "serverID": "7f6b", "ready": ready, "hostConfigHash": "old", "conditions": bootstrapped("False", 1000),
+        }))
+    };
+    let (served, new) = (missing(true), missing(false));
+    let with = |machine, turn| decide(&Observed { node: None, turn, ..seen(machine) });
+    assert_eq!(with(&served, Turn::Now), Step::Bootstrap);
+    let halted = with(&served, Turn::Halted("why".to_owned()));
+    assert_eq!(reported(&halted), Some(&Report::RollHalted("why".to_owned())));
+    let later = with(&served, Turn::Later("why".to_owned()));
+    assert_eq!(reported(&later), Some(&Report::WaitsForTurn("why".to_owned())));
+    assert_eq!(with(&new, Turn::Halted("why".to_owned())), Step::Bootstrap);
+}
+
+/// A pool that refuses every restart keeps no machine from another host.
+#[test]
+fn restarts_that_fail_end_in_quarantine() {
+    let mut status = failing(3, &json!({})).status.unwrap();
+    for attempts in 3..8 {
+        let machine = with_status(&json!(status));
+        assert_eq!(decide(&Observed { node: None, ..seen(&machine) }), Step::Reboot, "{attempts}");
+        super::report::reboot_failed(&mut status, at(NOW - 3600));
+        assert_eq!(status.bootstrap_attempts, Some(attempts + 1));
+    }
+    let machine = with_status(&json!(status));
+    assert_eq!(decide(&Observed { node: None, ..seen(&machine) }), Step::Quarantine);
+}
+
+#[test]
+fn a_machine_whose_host_has_no_known_user_is_not_up_to_date() {
+    let lost = drifted(&json!({}));
+    let step = decide(&Observed { desired: None, ..seen(&lost) });
+    assert_eq!(reported(&step), Some(&Report::CredentialsMissing));
+    let mut status = lost.status.clone().unwrap();
+    super::report::write(&mut status, &Report::CredentialsMissing, at(NOW));
+    let said = crate::crd::find_condition(&status.conditions, "HostUpToDate").unwrap();
+    assert_eq!(said.reason.as_deref(), Some("CredentialsMissing"));
+}
+
+/// What the provider lacks, such as a key, says nothing about the configuration: the fleet goes on, and the machine is tried again.
+#[test]
+fn a_roll_that_could_not_begin_is_tried_again_after_a_pause_and_is_no_failure() {
+    let mut status = drifted(&json!({})).status.unwrap();
+    super::report::roll_waits(&mut status, "SSHKeyUnavailable", "no key", at(NOW - 10));
+    assert_eq!((status.tart_kubelet_update_attempts, status.failed_host_config_hash.clone()), (None, None));
+    let step = decide(&seen(&with_status(&json!(status))));
+    assert_eq!(reported(&step), Some(&Report::WaitsAfterFailure));
+    super::report::roll_waits(&mut status, "SSHKeyUnavailable", "no key", at(NOW - 60));
+    assert_eq!(decide(&seen(&with_status(&json!(status)))), Step::Roll);
 }
 
 fn failing(attempts: i32, further: &Value) -> Machine {

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use crate::artifact::Artifact;
 use crate::crd::ScalewayAppleSiliconMachine;
 use crate::host::firewall::FirewallConfig;
-use crate::host::{
-    ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Secret, Tailscale, Tart,
-};
+use crate::host::{ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Tailscale, Tart};
 use kube::ResourceExt as _;
 
 /// Where organizations are.
@@ -47,7 +45,7 @@ impl FleetConfig {
         &self,
         machine: &ScalewayAppleSiliconMachine,
         user: &str,
-        bootstrap_kubeconfig: Secret,
+        credential: Credential,
     ) -> HostConfig {
         let spec = &machine.spec;
         let own = |own: Option<i32>| own.and_then(|own| u32::try_from(own).ok()).filter(|own| *own > 0);
@@ -63,7 +61,7 @@ impl FleetConfig {
         HostConfig {
             user: user.to_owned(),
             node_name: machine.name_any(),
-            credential: Credential::Bootstrap(bootstrap_kubeconfig),
+            credential,
             agent: self.agent.clone(),
             settings: AgentSettings {
                 provider_id: spec.provider_id.clone(),

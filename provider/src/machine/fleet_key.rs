@@ -8,7 +8,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::sync::Mutex;
 
-use crate::apiserver::{ApiError, call};
+use crate::apiserver::{ApiError, call, delete};
 use crate::pool::{Pool, PoolError};
 use crate::ssh::{SshKey, SshKeyError};
 
@@ -53,8 +53,16 @@ impl FleetKeys {
         Ok(key)
     }
 
+    /// Removes the key of a machine that has no fleet. The key of a fleet stays for its next machine.
+    pub(super) async fn remove(&self, fleet: &str, pool: &dyn Pool) -> Result<(), FleetKeyError> {
+        let mut registered = self.registered.lock().await;
+        registered.remove(fleet);
+        pool.remove_ssh_key(fleet).await?;
+        Ok(delete("delete the SSH key of the machine", &self.api, &secret_name(fleet)).await?)
+    }
+
     async fn read_or_create(&self, fleet: &str) -> Result<SshKey, FleetKeyError> {
-        let name = format!("{fleet}-ssh");
+        let name = secret_name(fleet);
         if let Some(object) = call("read the SSH key of the fleet", self.api.get_opt(&name)).await? {
             return parse(&name, &object);
         }
@@ -82,6 +90,10 @@ impl FleetKeys {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+fn secret_name(fleet: &str) -> String {
+    format!("{fleet}-ssh")
 }
 
 fn parse(name: &str, object: &SecretObject) -> Result<SshKey, FleetKeyError> {

@@ -13,9 +13,18 @@ use super::join_token;
 use super::reconciler::{ReconcileError, Reconciler, reference};
 use crate::crd::{AddressType, MachineAddress, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;
-use crate::host::{Mode, converge, tailnet_address};
+use crate::host::{Credential, Mode, converge, tailnet_address};
 use crate::pool::{HostState, Password};
 use crate::ssh::{Connection, HostKeyPolicy, SshError};
+
+/// Why there is work on a host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Its agent is to join.
+    Join,
+    /// Its agent has joined, and the host gets another configuration.
+    Roll,
+}
 
 /// How work on a host ended.
 pub(super) enum HostWork {
@@ -40,7 +49,7 @@ fn is_at(known: &[MachineAddress], is: &[MachineAddress]) -> bool {
 
 impl Reconciler {
     /// Takes the host of a machine to its configuration, over SSH.
-    pub(super) async fn work(&self, machine: &Machine) -> Result<HostWork, ReconcileError> {
+    pub(super) async fn work(&self, machine: &Machine, way: Way) -> Result<HostWork, ReconcileError> {
         let failed = |error: &(dyn std::error::Error + 'static)| Ok(HostWork::Failed(chain(error)));
         let Ok(Some((zone, id))) = Self::held(machine) else { return Ok(HostWork::Gone) };
         let host = match self.pool.host(&zone, &id).await {
@@ -59,8 +68,8 @@ impl Reconciler {
             return Ok(HostWork::Busy("without an address".to_owned()));
         };
         let name = machine.name_any();
-        let mut known = self.credentials.read(&name).await?;
-        let credentials = known.get_or_insert_with(|| HostCredentials {
+        let mut read = self.credentials.read(&name).await?;
+        let credentials = read.get_or_insert_with(|| HostCredentials {
             user: address.user.clone(),
             password: None,
             fingerprint: None,
@@ -69,7 +78,8 @@ impl Reconciler {
         if let (None, Password::Known(password)) = (&credentials.password, &host.password) {
             credentials.password = Some(password.clone());
         }
-        let is = addresses(&address.host).await;
+        let known = machine.status.as_ref().map(|status| status.addresses.as_slice()).unwrap_or_default();
+        let is = addresses(&address.host, known).await;
         if machine.status.as_ref().is_none_or(|status| !is_at(&status.addresses, &is)) {
             self.credentials.write(&name, credentials).await?;
             return Ok(HostWork::Moved(is));
@@ -78,7 +88,10 @@ impl Reconciler {
             Some(key) => key.clone(),
             None => match self.keys.ensure(&Self::fleet(machine), self.pool.as_ref()).await {
                 Ok(key) => key,
-                Err(error) => return failed(&error),
+                Err(error) => {
+                    let lack = Lack { reason: "SSHKeyUnavailable", words: chain(&error) };
+                    return Ok(HostWork::Lacks(lack));
+                }
             },
         };
         let pinned = host.fingerprint.clone().or_else(|| credentials.fingerprint.clone());
@@ -101,7 +114,11 @@ impl Reconciler {
         }
         let kubeconfig =
             join_token::create(&self.client, &reference(machine), &self.server, Timestamp::now()).await?;
-        let config = self.config.of(machine, &credentials.user, kubeconfig);
+        let credential = match way {
+            Way::Join => Credential::Join(kubeconfig),
+            Way::Roll => Credential::Bootstrap(kubeconfig),
+        };
+        let config = self.config.of(machine, &credentials.user, credential);
         let (steps, hash) = (config.steps(), config.hash().to_string());
         let inputs = match self.inputs(machine, &config, &mac, credentials.password.clone()).await? {
             Ok(inputs) => inputs,

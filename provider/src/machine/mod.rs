@@ -1,7 +1,7 @@
 //! Machines: a host is claimed for each, becomes a Node over SSH, is kept up to date, and is given back.
 //!
 //! ```text
-//!   finalizer ─► claim ─► providerID ─► bootstrap ─► join ─► ready ◄─► roll           deletion, at any time
+//!   finalizer ─► claim ─► providerID ─► bootstrap ─► join ─► ready ◄─► roll           deletion, at any time: drained first
 //!                  ▲                        │ fails
 //!                  └────── quarantine ◄─────┴─► reboot          never on a host that may run VMs
 //! ```
@@ -16,6 +16,7 @@ mod decide;
 #[cfg(test)]
 mod decide_tests;
 mod delete;
+mod drain;
 mod fleet_config;
 mod fleet_key;
 mod host_roll;

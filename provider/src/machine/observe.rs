@@ -3,12 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
 
+use futures::FutureExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::events::EventType;
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt as _};
 
+use super::credentials::HostCredentials;
 use super::decide::{ClusterSeen, NodeSeen, Observed, Step, Vms, decide};
 use super::reconciler::{ReconcileError, Reconciler, Wanted, reference};
 use super::report;
@@ -16,7 +19,7 @@ use super::roll::{RollState, Rolled, Turn, turn};
 use crate::apiserver::call;
 use crate::cluster_api::CLUSTER_NAME;
 use crate::crd::{ScalewayAppleSiliconMachine as Machine, ScalewayAppleSiliconMachineStatus as Status};
-use crate::host::Secret;
+use crate::host::{Credential, Secret};
 use crate::names::MachineRef;
 
 pub(super) fn provider_id_of(node: &Node) -> Option<String> {
@@ -28,6 +31,15 @@ pub(super) fn is_ready(node: &Node) -> bool {
     conditions.is_some_and(|all| all.iter().any(|known| known.type_ == "Ready" && known.status == "True"))
 }
 
+/// Whether a watch has shown what there is.
+fn is_ready_store<K>(store: &Store<K>) -> bool
+where
+    K: kube::runtime::reflector::Lookup + Clone + 'static,
+    K::DynamicType: Eq + std::hash::Hash + Clone,
+{
+    store.wait_until_ready().now_or_never().is_some_and(|ready| ready.is_ok())
+}
+
 impl Reconciler {
     pub(super) async fn next(&self, machine: &Machine) -> Result<Step, ReconcileError> {
         let status = machine.status.clone().unwrap_or_default();
@@ -37,6 +49,7 @@ impl Reconciler {
         let turn = if has_drifted { self.turn(machine, &self.rolling().clone()) } else { Turn::Now };
         let seen = Observed {
             machine,
+            is_synced: is_ready_store(&self.stores.nodes) && is_ready_store(&self.stores.clusters),
             cluster: self.cluster(machine),
             node: node.as_ref().map(|node| NodeSeen { provider_id: provider_id_of(node) }),
             desired: desired.as_deref(),
@@ -80,14 +93,29 @@ impl Reconciler {
             Some(known) => known.user,
             None => match self.credentials.read(&machine.name_any()).await? {
                 Some(credentials) => credentials.user,
-                None => return Ok(None),
+                None => match self.recover_credentials(machine).await? {
+                    Some(user) => user,
+                    None => return Ok(None),
+                },
             },
         };
-        let hash = self.config.of(machine, &user, Secret::new(Vec::new())).hash().to_string();
+        let credential = Credential::Bootstrap(Secret::new(Vec::new()));
+        let hash = self.config.of(machine, &user, credential).hash().to_string();
         let generation = machine.metadata.generation;
         let wanted = Wanted { server, generation, addresses, user, hash: hash.clone() };
         self.wanted().insert(key, wanted);
         Ok(Some(hash))
+    }
+
+    /// Writes the Secret of a machine anew that has lost it, by what the pool knows. Returns the user.
+    async fn recover_credentials(&self, machine: &Machine) -> Result<Option<String>, ReconcileError> {
+        let Ok(Some((zone, id))) = Self::held(machine) else { return Ok(None) };
+        let Some(host) = self.pool.host(&zone, &id).await? else { return Ok(None) };
+        let Some(credentials) = HostCredentials::of(&host) else { return Ok(None) };
+        self.credentials.write(&machine.name_any(), &credentials).await?;
+        let words = "the credentials of the host were not there, and are taken from the pool";
+        self.events.say(machine, EventType::Normal, "CredentialsReclaimed", words).await;
+        Ok(Some(credentials.user))
     }
 
     pub(super) fn wanted(&self) -> std::sync::MutexGuard<'_, HashMap<MachineRef, Wanted>> {

@@ -134,6 +134,12 @@ impl Reconciler {
     /// One pass. What the watch shows may be old, so that a step is decided again for what the API server has now.
     pub(crate) async fn reconcile(&self, machine: &Machine) -> Result<Action, ReconcileError> {
         let began = Instant::now();
+        let result = self.pass(machine).await;
+        self.metrics.reconciled(began.elapsed(), result.is_ok());
+        result
+    }
+
+    async fn pass(&self, machine: &Machine) -> Result<Action, ReconcileError> {
         let mut step = self.next(machine).await?;
         let fresh;
         let mut machine = machine;
@@ -146,9 +152,7 @@ impl Reconciler {
             machine = &fresh;
             step = self.next(machine).await?;
         }
-        let result = self.act(machine, &step).await;
-        self.metrics.reconciled(began.elapsed(), result.is_ok());
-        result
+        self.act(machine, &step).await
     }
 
     pub(super) fn api(&self, machine: &Machine) -> Api<Machine> {
@@ -198,7 +202,7 @@ impl Reconciler {
         said: &Report,
         pause: Duration,
     ) -> Result<Action, ReconcileError> {
-        if *said == Report::Paused {
+        if matches!(said, Report::Paused | Report::WaitsForWatches) {
             return Ok(Action::requeue(pause));
         }
         let now = Timestamp::now();
@@ -233,6 +237,10 @@ impl Reconciler {
             }
             Report::RollHalted(why) if is_new("HostUpToDate") => {
                 self.events.say(machine, EventType::Warning, "RollHalted", why).await;
+            }
+            Report::CredentialsMissing if is_new("HostUpToDate") => {
+                let words = "the Secret with the user of the host is gone; write it anew";
+                self.events.say(machine, EventType::Warning, "CredentialsMissing", words).await;
             }
             Report::RollEnded if is_new("HostUpToDate") => {
                 let words = status.failure_message.clone().unwrap_or_default();

@@ -9,13 +9,15 @@ use launchd::{AGENT_BINARY, Call, Host as _};
 use serde_json::json;
 use tracing::{info, warn};
 
-use super::observe::provider_id_of;
+use super::decide::ClusterSeen;
 use super::reconciler::{ReconcileError, Reconciler, reference};
 use super::{FINALIZER, delete};
 use crate::apiserver::change;
+use crate::cluster_api::PAUSED;
 use crate::crd::{Phase, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;
 use crate::host::{Inputs, Mode, converge, farewell_steps};
+use crate::names::{HostId, Zone};
 use crate::pool::{Destination, HeldHost, HostState, OsFamily, PoolError, PoolPrefix, ReleaseOutcome};
 use crate::ssh::{Connection, HostKeyPolicy};
 
@@ -40,7 +42,15 @@ impl Reconciler {
     pub(super) async fn release(&self, machine: &Machine, to: Destination) -> Release {
         let held = match Self::held(machine) {
             Ok(Some(held)) => held,
-            Ok(None) => return Release::Done,
+            Ok(None) => match self.claimed_by_name(machine).await {
+                Ok(Some(held)) => held,
+                Ok(None) => return Release::Done,
+                Err(error) => {
+                    let words = format!("hosts of this machine cannot be looked for: {}", chain(&error));
+                    self.events.say(machine, EventType::Warning, "ReleaseFailed", &words).await;
+                    return Release::Failed;
+                }
+            },
             Err(error) => {
                 self.events.say(machine, EventType::Warning, "ReleaseSkipped", &error.to_string()).await;
                 return Release::Done;
@@ -85,6 +95,21 @@ impl Reconciler {
         };
         self.events.say(machine, type_, reason, &words).await;
         Release::Done
+    }
+
+    /// The host that bears the name of a machine whose status has none: the provider died between claim and write. An operator who has paused
+    /// the machine has detached its host, which keeps the name. Whether it is the machine's is looked at again when it is given back.
+    async fn claimed_by_name(&self, machine: &Machine) -> Result<Option<(Zone, HostId)>, PoolError> {
+        let is_paused =
+            machine.annotations().contains_key(PAUSED) || self.cluster(machine) == ClusterSeen::Paused;
+        let Ok(zone) = Zone::parse(&machine.spec.zone) else { return Ok(None) };
+        let name = machine.name_any();
+        let is_other = |other: &Machine| other.name_any() == name && reference(other) != reference(machine);
+        if is_paused || !self.stores.machines.state_filter(|other| is_other(other)).is_empty() {
+            return Ok(None);
+        }
+        let hosts = self.pool.hosts(&zone).await?;
+        Ok(hosts.into_iter().find(|host| host.name == name).map(|host| (zone, host.id)))
     }
 
     /// Ends the agent on a host that is about to be given back, and removes its credentials: it would register its Node again until the host is
@@ -144,13 +169,19 @@ impl Reconciler {
             machine = self.save(&machine, status.clone()).await?;
             self.events.say(&machine, EventType::Normal, "Releasing", "the host is given back").await;
         }
+        // Before everything that ends the agent: it has to end the Pods.
+        if let Some(pause) = self.drain(&mut machine).await? {
+            return Ok(Action::requeue(pause));
+        }
+        let mut status = machine.status.clone().unwrap_or_default();
+        let ours = machine.spec.provider_id.clone();
         delete::revoke(&self.client, &this, &self.secrets_namespace).await?;
         self.leave(&machine).await;
         match self.release(&machine, Destination::Pool).await {
             Release::Done => {}
             Release::Busy => {
                 // The host is being installed anew: nothing of this machine runs there any more.
-                delete::remove_node(&self.client, &this.name).await?;
+                delete::remove_node(&self.client, &this.name, ours.as_deref()).await?;
                 return Ok(Action::requeue(SOON));
             }
             Release::Failed => return Ok(Action::requeue(LATER)),
@@ -168,14 +199,14 @@ impl Reconciler {
             }
         }
         self.credentials.remove(&this.name).await?;
-        let ours = machine.spec.provider_id.clone();
-        // A Node of that name may be another host's, when an operator has detached this one.
-        if self
-            .node(&this.name)
-            .is_none_or(|node| provider_id_of(&node).is_none_or(|id| ours.is_none_or(|ours| ours == id)))
+        if machine.spec.fleet_name.as_deref().is_none_or(str::is_empty)
+            && let Err(error) = self.keys.remove(&Self::fleet(&machine), self.pool.as_ref()).await
         {
-            delete::remove_node(&self.client, &this.name).await?;
+            let words = format!("the SSH key of this machine is not removed yet: {}", chain(&error));
+            self.events.say(&machine, EventType::Warning, "SSHKeyRemovalFailed", &words).await;
+            return Ok(Action::requeue(LATER));
         }
+        delete::remove_node(&self.client, &this.name, ours.as_deref()).await?;
         let finalizers: Vec<_> = machine.finalizers().iter().filter(|name| *name != FINALIZER).collect();
         let patch = json!({ "metadata": { "finalizers": finalizers } });
         change("remove the finalizer", &self.api(&machine), &machine, patch).await?;

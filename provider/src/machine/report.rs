@@ -31,7 +31,7 @@ pub(super) fn condition(
 pub(super) fn write(status: &mut Status, report: &Report, now: Timestamp) {
     match report {
         // A pause leaves everything as it is.
-        Report::Paused | Report::WaitsAfterFailure => {}
+        Report::Paused | Report::WaitsAfterFailure | Report::WaitsForWatches => {}
         Report::WaitsForCluster => {
             if status.server_id.is_none() {
                 let message = "its Cluster is missing, or its infrastructure is not provisioned";
@@ -79,6 +79,10 @@ pub(super) fn write(status: &mut Status, report: &Report, now: Timestamp) {
             status.phase = Some(Phase::Failed);
             condition(status, HOST_UP_TO_DATE, False, "RollEnded", &message, now);
         }
+        Report::CredentialsMissing => {
+            let message = "the Secret with the host's user is gone, and the pool does not have it, either";
+            condition(status, HOST_UP_TO_DATE, False, "CredentialsMissing", message, now);
+        }
         Report::UpToDate => up_to_date(status, now),
     }
     ready(status, now);
@@ -125,6 +129,18 @@ pub(super) fn bootstrap_failed(status: &mut Status, reason: &str, message: &str,
     status.last_bootstrap_failure_time = Some(Time(now));
     status.phase = Some(Phase::Bootstrapping);
     condition(status, BOOTSTRAPPED, False, reason, message, now);
+}
+
+/// A host could not be restarted: it is as if a bootstrap had failed, and ends as that does.
+pub(super) fn reboot_failed(status: &mut Status, now: Timestamp) {
+    status.bootstrap_attempts = Some(status.bootstrap_attempts.unwrap_or(0).saturating_add(1));
+    status.last_bootstrap_failure_time = Some(Time(now));
+}
+
+/// A roll could not begin, which is not the host's fault. It is tried again after a pause, and counts as no failure.
+pub(super) fn roll_waits(status: &mut Status, reason: &str, message: &str, now: Timestamp) {
+    status.last_update_failure_time = Some(Time(now));
+    condition(status, HOST_UP_TO_DATE, False, reason, message, now);
 }
 
 /// The host has its configuration. The time of the condition is when the agent began to join.

@@ -54,6 +54,9 @@ pub(crate) trait Pool: Send + Sync + 'static {
     /// Restarts a host.
     fn reboot<'a>(&'a self, zone: &'a Zone, id: &'a HostId) -> BoxFuture<'a, Result<(), PoolError>>;
 
+    /// Has the hosts that are installed from now on let no key of this name in.
+    fn remove_ssh_key<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), PoolError>>;
+
     /// Has the hosts that are installed from now on let this key in. `name` is the key's name; a key of that name that differs is replaced.
     fn ensure_ssh_key<'a>(
         &'a self,

@@ -27,6 +27,8 @@ use crate::artifact::{Artifact, Sha256Hash};
 const PROGRAMS: &str = "/usr/local/bin";
 const AGENT_DIRECTORY: &str = "/etc/tart-kubelet";
 const BOOTSTRAP_KUBECONFIG: &str = "/etc/tart-kubelet/bootstrap-kubeconfig";
+/// The certificate that the agent has asked for, in its state directory. The kubeconfig that it writes names it.
+const OWN_CERTIFICATE: &str = "pki/client-current.pem";
 
 const SHORT: Duration = Duration::from_mins(5);
 const LONG: Duration = Duration::from_mins(20);
@@ -76,6 +78,8 @@ pub(crate) enum Credential {
     Kubeconfig(Secret),
     /// With a certificate that it asks for with this kubeconfig. It is needed until the agent has its own.
     Bootstrap(Secret),
+    /// The same on a Mac that is to join now: what it has may be of no use any more.
+    Join(Secret),
 }
 
 /// Where tart comes from.
@@ -234,9 +238,11 @@ impl HostConfig {
         };
         let (path, contents) = match &self.credential {
             Credential::Kubeconfig(secret) => (AGENT_KUBECONFIG, Contents::Secret(secret.clone())),
-            Credential::Bootstrap(secret) => {
+            Credential::Bootstrap(secret) | Credential::Join(secret) => {
                 let (other, secret) = (AGENT_KUBECONFIG.to_owned(), secret.clone());
-                (BOOTSTRAP_KUBECONFIG, Contents::Until { other, secret })
+                let own = format!("{AGENT_STATE_DIR}/{OWN_CERTIFICATE}");
+                let is_always = matches!(self.credential, Credential::Join(_));
+                (BOOTSTRAP_KUBECONFIG, Contents::Until { other, own, is_always, secret })
             }
         };
         vec![
@@ -258,7 +264,7 @@ impl HostConfig {
         let credential = match &self.credential {
             Credential::Kubeconfig(secret) => Some(secret),
             // The agent watches the file that it makes of it.
-            Credential::Bootstrap(_) => None,
+            Credential::Bootstrap(_) | Credential::Join(_) => None,
         };
         JobPart {
             job: agent_job(&ConsoleUser::named(&self.user), self.agent_flags()),
@@ -296,7 +302,7 @@ impl HostConfig {
             format!("--state-dir={AGENT_STATE_DIR}"),
             format!("--tart-binary={}", self.tart_program()),
         ];
-        if let Credential::Bootstrap(_) = self.credential {
+        if let Credential::Bootstrap(_) | Credential::Join(_) = self.credential {
             flags.push(format!("--bootstrap-kubeconfig={BOOTSTRAP_KUBECONFIG}"));
         }
         flags.extend(settings.provider_id.as_ref().map(|id| format!("--provider-id={id}")));

@@ -27,27 +27,51 @@ pub(crate) enum Contents {
     Secret(Secret),
     /// Anything: the file only has to be there. An empty one is made when it is missing.
     Any,
-    /// Bytes that may not be shown, and that no step needs once the other file is there. They are made anew for each attempt, so that they are
-    /// no part of the hash.
+    /// Bytes that may not be shown, and that no step needs once the other file refers to `own`, the agent's own certificate. Another file that
+    /// does not is removed: the agent would use what is in it for ever. The bytes are made anew for each attempt, so that they are no part of the
+    /// hash.
     Until {
         other: String,
+        own: String,
+        /// Whether they are needed in any case, because the certificate may be of no use any more.
+        #[serde(skip)]
+        is_always: bool,
         #[serde(skip)]
         secret: Secret,
     },
 }
 
+/// What is in the file beside which a secret is needed until it is the agent's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Other {
+    Missing,
+    Own,
+    Foreign,
+}
+
+async fn look<R: Remote>(mac: &R, path: &str, own: &str) -> Result<Other, PartError> {
+    Ok(match mac.read_file(path).await? {
+        None => Other::Missing,
+        Some(bytes) if String::from_utf8_lossy(&bytes).contains(own) => Other::Own,
+        Some(_) => Other::Foreign,
+    })
+}
+
 impl File {
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, PartError> {
-        if let Contents::Until { other, .. } = &self.contents
-            && access(mac, other).await?.is_some()
-        {
-            return Ok(Vec::new());
+        let mut changes = Vec::new();
+        if let Contents::Until { other, own, is_always, .. } = &self.contents {
+            match look(mac, other, own).await? {
+                Other::Own if !is_always => return Ok(changes),
+                Other::Own | Other::Missing => {}
+                Other::Foreign => changes.push(Change::new(other, "not the agent's own", "gone")),
+            }
         }
         let wanted = wanted_access(&self.owner, self.mode);
         let Some(is) = access(mac, &self.path).await? else {
-            return Ok(vec![Change::new(&self.path, "missing", wanted)]);
+            changes.push(Change::new(&self.path, "missing", wanted));
+            return Ok(changes);
         };
-        let mut changes = Vec::new();
         if is != wanted {
             changes.push(Change::new(&self.path, is, wanted));
         }
@@ -90,6 +114,13 @@ impl File {
             make_directory(mac, directory).await?;
         }
         let access = Access { owner: self.owner.clone(), mode: self.mode };
-        Ok(mac.write_file(&self.path, self.bytes().unwrap_or_default(), &access).await?)
+        mac.write_file(&self.path, self.bytes().unwrap_or_default(), &access).await?;
+        // Last: until then the agent has one of the two.
+        if let Contents::Until { other, own, .. } = &self.contents
+            && look(mac, other, own).await? == Other::Foreign
+        {
+            run(mac, &["/bin/rm", "-f", other]).await?;
+        }
+        Ok(())
     }
 }

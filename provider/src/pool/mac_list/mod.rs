@@ -221,6 +221,10 @@ impl Pool for MacListPool {
         async { Err(PoolError::Unsupported("restart its hosts")) }.boxed()
     }
 
+    fn remove_ssh_key<'a>(&'a self, _: &'a str) -> BoxFuture<'a, Result<(), PoolError>> {
+        async { Ok(()) }.boxed()
+    }
+
     /// The Macs of a list have the keys that their owner gave them.
     fn ensure_ssh_key<'a>(&'a self, _: &'a str, _: &'a str) -> BoxFuture<'a, Result<(), PoolError>> {
         async { Ok(()) }.boxed()

@@ -322,4 +322,15 @@ impl Pool for ScalewayPool {
     ) -> BoxFuture<'a, Result<(), PoolError>> {
         self.ensure_key(name, authorized_key).boxed()
     }
+
+    fn remove_ssh_key<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), PoolError>> {
+        async move {
+            let _keys = self.keys.lock().await;
+            for key in self.scaleway.ssh_keys(name).await? {
+                self.scaleway.remove_ssh_key(&key.id).await?;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
 }
