@@ -46,6 +46,7 @@ fn object(record: &MachineRecord, known: Known) -> Machine {
 pub(super) fn next_step(record: &MachineRecord, known: Known, is_cluster_paused: bool) -> Step {
     decide(&Observed {
         machine: &object(record, known),
+        is_synced: true,
         cluster: if is_cluster_paused { ClusterSeen::Paused } else { ClusterSeen::Ready },
         node: None,
         desired: None,

@@ -215,9 +215,10 @@ impl Fleet {
     }
 
     fn decide(&self, name: &str) -> Decided {
-        let record = self.scene.cluster.with(|records| {
-            records.iter().find(|record| record.machine.name == name).cloned().unwrap()
-        });
+        let record = self
+            .scene
+            .cluster
+            .with(|records| records.iter().find(|record| record.machine.name == name).cloned().unwrap());
         let known = Known {
             is_deleting: self.deleting.contains(name),
             is_paused: self.paused.contains(name),
