@@ -53,6 +53,15 @@ struct PodRecord {
     evidence: PathBuf,
 }
 
+/// What the Node's condition Ready has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Readiness {
+    /// A VM could start.
+    True,
+    /// Something may have made the Node not ready, rightly.
+    Any,
+}
+
 /// How many of what a world has seen.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Tally {
@@ -81,8 +90,8 @@ pub(crate) struct World {
     records: Vec<PodRecord>,
     foreign: Vec<ForeignVm>,
     faults: Vec<MacFault>,
-    /// Whether something since the last rest may have made the Node not ready, rightly.
-    may_be_unready: bool,
+    /// What its condition has to be, after all that has happened since the last rest.
+    readiness: Readiness,
     /// Since when the agent cannot reach the API server.
     outage: Option<Instant>,
     is_cordoned: bool,
@@ -140,7 +149,7 @@ impl World {
             records: Vec::new(),
             foreign: Vec::new(),
             faults: Vec::new(),
-            may_be_unready: true,
+            readiness: Readiness::Any,
             outage: None,
             is_cordoned: false,
             is_blind,
@@ -188,7 +197,7 @@ impl World {
         let begun = Instant::now();
         sleep(PAUSE).await;
         // On a machine that has no time for this, an agent may not renew its Lease in time either.
-        self.may_be_unready |= begun.elapsed() > SLOW;
+        self.excuse(begun.elapsed() > SLOW);
         Ok(())
     }
 
@@ -321,6 +330,12 @@ impl World {
         self.api_path = path;
     }
 
+    fn excuse(&mut self, is_excused: bool) {
+        if is_excused {
+            self.readiness = Readiness::Any;
+        }
+    }
+
     /// A Node may rightly be lost after a long outage.
     fn note_outage(&mut self) {
         let is_cut = matches!(self.api_path, ApiPath::Blocked | ApiPath::Severed);
@@ -328,9 +343,9 @@ impl World {
             self.outage = None;
         } else {
             let since = *self.outage.get_or_insert_with(Instant::now);
-            self.may_be_unready |= since.elapsed() > SHORT_OUTAGE;
+            self.excuse(since.elapsed() > SHORT_OUTAGE);
         }
-        self.may_be_unready |= self.api_path == ApiPath::Forgotten;
+        self.excuse(self.api_path == ApiPath::Forgotten);
     }
 
     fn has_harmful_fault(&self) -> bool {
@@ -341,7 +356,7 @@ impl World {
         if self.faults.contains(&fault) {
             return Ok(());
         }
-        self.may_be_unready |= !fault.is_harmless();
+        self.excuse(!fault.is_harmless());
         if !fault.is_harmless() {
             for record in &mut self.records {
                 let runs_once = self.watch.history.of(&record.uid).state.phase == "Running"
@@ -411,8 +426,8 @@ impl World {
         }
         self.judge_all()?;
         // A control plane that is slow may take the Node of a sound agent for lost.
-        self.may_be_unready |= self.calls.were_slow();
-        if !self.may_be_unready {
+        self.excuse(self.calls.were_slow());
+        if self.readiness == Readiness::True {
             self.node_is_ready().await?;
         }
         self.sweep().await
@@ -497,7 +512,7 @@ impl World {
         })
         .await?;
         Box::pin(self.prove()).await?;
-        self.may_be_unready = false;
+        self.readiness = Readiness::True;
         self.tally.rests += 1;
         Ok(())
     }
