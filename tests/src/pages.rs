@@ -71,7 +71,8 @@ pub fn shell_blocks(page: &Path) -> Result<Vec<ShellBlock>> {
         if line.trim() == "```sh" {
             let indent = line.len() - line.trim_start().len();
             let body = lines.by_ref().map(|(_, line)| line).take_while(|line| line.trim() != "```");
-            let text = body.map(|line| format!("{}\n", line.get(indent..).unwrap_or_default())).collect();
+            let body: Vec<_> = body.map(|line| line.get(indent..).unwrap_or_default()).collect();
+            let text = body.join("\n") + "\n";
             blocks.push(ShellBlock { place: format!("{name}:{}", number + 1), marker: marker.take(), text });
         } else if !line.trim().is_empty() {
             marker = Marker::parse(line);

@@ -1,5 +1,6 @@
 //! The commands of the documentation that install a fleet and take it away again, run as they are there.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -51,7 +52,7 @@ async fn the_documented_commands_install_change_upgrade_and_uninstall() -> Resul
     }
     let kubectl = control_plane.kubectl().command();
     let programs = [kubectl.get_program(), helm.program().as_os_str()].map(|program| {
-        std::path::Path::new(program).parent().unwrap_or(std::path::Path::new("/")).display().to_string()
+        Path::new(program).parent().map(|path| path.display().to_string()).unwrap_or_default()
     });
     for text in commands {
         let mut command = sandbox.command("sh");

@@ -1,4 +1,4 @@
-//! The ExternalSecrets of the chart, which are hooks: made before everything else, and outliving what they have made.
+//! The external Secrets of the chart, which are hooks: made before everything else, and outliving what they have made.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};

@@ -54,7 +54,8 @@ fn with_names_of_files(rendered: &str) -> Result<String> {
         let content = std::fs::read_to_string(&file)?;
         let name = file.file_name().context("a name")?.to_string_lossy().into_owned();
         for indent in ["  ", "    "] {
-            let indented: String = content.lines().map(|line| format!("{indent}{line}\n")).collect();
+            let lines: Vec<_> = content.lines().map(|line| format!("{indent}{line}")).collect();
+            let indented = lines.join("\n") + "\n";
             text = text.replace(&indented, &format!("{indent}<{name}>\n"));
         }
     }
