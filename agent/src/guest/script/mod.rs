@@ -61,6 +61,9 @@ pub(crate) fn set_up(
         let (share, source) = (quote(&format!("{root}/{}", mount.share)), quote(&source));
         let path = quote(&mount.path);
         let _ = match (mount.in_memory, &mount.missing) {
+            (Some(bytes), _) if mount.is_alone => {
+                writeln!(script, "in_memory_at {share} {bytes} {path}")
+            }
             (Some(bytes), _) => {
                 writeln!(script, "in_memory {share} {bytes} {source} {path}\nmount_at {source} {path}")
             }

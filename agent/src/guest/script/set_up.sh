@@ -184,16 +184,30 @@ free_path() {
 
 # A file system in memory for all containers of the guest, and the subPath in it.
 in_memory() {
-	case $(PATH=$PATH:/sbin; mount) in
-	*" on $1 "*) ;;
-	*)
-		size=$2
-		[ "$size" != 0 ] || size=
-		(umask 022; root mkdir -p "$1") && root /sbin/mount_tmpfs ${size:+-s "$size"} "$1" && root chmod 777 "$1" ||
-			fail CreateContainerError "volume ${1##*/} cannot be had in the guest's memory: it has no mount_tmpfs, or its user may not use sudo without a password"
-		;;
-	esac
+	(umask 022; root mkdir -p "$1") && memory "$1" "$2" || no_memory "$1"
 	try test -e "$3" || (umask 0; try mkdir -p "$3") || cannot_make "$4"
+}
+
+# A file system in memory at the path of its only mount, so that programs that ask for the file system of the path see this one. It hides
+# what the image has there.
+in_memory_at() {
+	try test -d "$3" || {
+		free_path "$3"
+		(umask 022; try mkdir "$path") || cannot_mount "$3"
+	}
+	path=$(try sh -c 'cd "$0" && pwd -P' "$3") && memory "$path" "$2" || no_memory "$1"
+}
+
+# Mounts a file system in memory of at most so many bytes at a directory, unless there is one.
+memory() {
+	case $(PATH=$PATH:/sbin; mount) in *" on $1 "*) return ;; esac
+	size=$2
+	[ "$size" != 0 ] || size=
+	root /sbin/mount_tmpfs ${size:+-s "$size"} "$1" && root chmod 777 "$1"
+}
+
+no_memory() {
+	fail CreateContainerError "volume ${1##*/} cannot be had in the guest's memory: it has no mount_tmpfs, or its user may not use sudo without a password"
 }
 
 cannot_make() { fail CreateContainerError "the subPath of volume mount $1 cannot be made in the guest"; }

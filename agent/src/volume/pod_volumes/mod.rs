@@ -190,6 +190,7 @@ impl PodVolumes {
         }
         let mut prepared = Prepared { shares: shares(&roots), ..Prepared::default() };
         let in_memory = self.in_memory.clone();
+        let mounted: Vec<String> = self.mounts.iter().map(|(_, mount)| mount.name.clone()).collect();
         let (host_paths, uid) = (self.host_paths.clone(), self.uid.clone());
         let resolve = move || -> Result<Prepared, PrepareError> {
             for (volume, (root, access)) in &roots {
@@ -201,14 +202,16 @@ impl PodVolumes {
             for (container, mount, sub_path, is_first) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
                 let mount = if let Some(size) = in_memory.get(&mount.name) {
+                    let is_alone = sub_path.is_empty()
+                        && mounted.iter().filter(|name| **name == mount.name).count() == 1;
                     let (in_memory, missing) = (Some(*size), Missing::Awaited);
-                    Mount { share: mount.name, sub_path, path, in_memory, missing }
+                    Mount { share: mount.name, sub_path, path, in_memory, is_alone, missing }
                 } else if let Some((root, access)) = roots.get(&mount.name) {
                     let writable = access.writable.then(|| share::name(&mount.name, *access, false));
                     let resolved = root.sub_path(sub_path, is_first, writable);
                     let (sub_path, missing) = resolved.map_err(|why| why.of(&mount.name, &container))?;
                     let share = share::name(&mount.name, *access, is_read_only(&mount, root.writable));
-                    Mount { share, sub_path, path, in_memory: None, missing }
+                    Mount { share, sub_path, path, missing, ..Mount::default() }
                 } else {
                     return Err(PrepareError::Unknown { volume: mount.name, container });
                 };

@@ -90,7 +90,7 @@ fn labels() -> Value {
 
 fn mount(share: &str, sub_path: &str, path: &str) -> Mount {
     let missing = Missing::Awaited;
-    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), in_memory: None, missing }
+    Mount { share: share.into(), sub_path: sub_path.into(), path: path.into(), missing, ..Mount::default() }
 }
 
 /// A subPath that the guest can create by that share.

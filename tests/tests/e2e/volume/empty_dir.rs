@@ -45,6 +45,23 @@ async fn empty_dir_in_memory_is_in_the_guest_only() -> Result<()> {
 }
 
 #[tokio::test]
+async fn empty_dir_in_memory_with_one_mount_is_a_file_system_of_its_own() -> Result<()> {
+    let (scene, _agent) = Scene::with_agent("memory-at").await?;
+    let image = "registry.test/macos/admin:1";
+    scene.mac.add_image(image, &json!({"uid": 501}))?;
+    let script = "df -k /tmp/fast | awk 'NR == 2 {print $1, $2, $6}'; echo x >/tmp/fast/mine && cat /tmp/fast/mine; \
+                  [ ! -e /private/var/tart-kubelet/fast ]";
+    let memory = json!({"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}});
+    for (name, user) in [("own", json!({})), ("other", json!({"runAsUser": 12345}))] {
+        let pod = scene.pod(name).image(image).strict_sh(script).volume("fast", memory.clone());
+        let pod = pod.mount("fast", "/tmp/fast").security_context(user);
+        let output = pod.output().await?;
+        assert_eq!(output, ["tmpfs 1024 /private/tmp/fast", "x"], "{name}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn pod_above_its_empty_dir_size_limit_is_evicted() -> Result<()> {
     let (scene, _agent) = Scene::with_agent("limit").await?;
     let script = "dd if=/dev/zero of=/private/tmp/cache/file bs=1024 count=4096; sleep 1000";
