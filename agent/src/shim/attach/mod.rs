@@ -5,6 +5,7 @@
 //! A client that does not read is cut off: it must not hold up the command.
 
 pub(in crate::shim) mod frame;
+mod recent_output;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,10 +13,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
@@ -23,9 +23,8 @@ use crate::guest::ExecInput;
 use crate::logs::line::LogStream;
 use crate::state::GuestCommand;
 use frame::{Frame, Hello};
+use recent_output::{Missed, OutputReader, OutputSender, OutputSource};
 
-/// How many pieces of output wait for a client. A piece has 32 KiB at most.
-const WAITING: usize = 64;
 /// How long a client may take to say what it wants.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(1);
@@ -37,7 +36,7 @@ pub(in crate::shim) struct AttachServer(Arc<Mutex<Option<Session>>>);
 #[derive(Debug, Clone)]
 struct Session {
     container: String,
-    output: broadcast::Sender<Frame>,
+    output: OutputSource,
     inputs: mpsc::Sender<ExecInput>,
     stdin: bool,
     stdin_once: bool,
@@ -47,7 +46,7 @@ struct Session {
 #[derive(Debug)]
 pub(in crate::shim) struct AttachedOutput {
     server: AttachServer,
-    output: broadcast::Sender<Frame>,
+    output: OutputSender,
 }
 
 impl AttachServer {
@@ -79,11 +78,11 @@ impl AttachServer {
         container: &str,
         command: &GuestCommand,
     ) -> (AttachedOutput, mpsc::Receiver<ExecInput>) {
-        let (output, _) = broadcast::channel(WAITING);
+        let (output, source) = recent_output::output();
         let (inputs, received) = mpsc::channel(1);
         *self.session() = Some(Session {
             container: container.to_owned(),
-            output: output.clone(),
+            output: source,
             inputs,
             stdin: command.stdin,
             stdin_once: command.stdin_once,
@@ -108,19 +107,8 @@ impl AttachServer {
 }
 
 impl AttachedOutput {
-    pub(in crate::shim) fn send(&self, stream: LogStream, bytes: &[u8]) {
-        if self.output.receiver_count() == 0 {
-            return;
-        }
-        for part in bytes.chunks(frame::MAX) {
-            let part = Bytes::copy_from_slice(part);
-            let frame = match stream {
-                LogStream::Stdout => Frame::Stdout(part),
-                LogStream::Stderr => Frame::Stderr(part),
-            };
-            // The last client may have gone a moment ago.
-            let _ = self.output.send(frame);
-        }
+    pub(in crate::shim) async fn send(&self, stream: LogStream, bytes: &[u8]) {
+        self.output.send(stream, bytes).await;
     }
 }
 
@@ -152,10 +140,8 @@ async fn converse(server: AttachServer, stream: UnixStream) {
         let _ = Frame::Refused(words).write(&mut to_client).await;
         return;
     };
-    let output = session.output.subscribe();
-    let Session { inputs, stdin, stdin_once, .. } = session;
-    // The server's sender must be the last one: its end is the command's.
-    drop(session.output);
+    let Session { inputs, stdin, stdin_once, output, .. } = session;
+    let output = output.join();
     if Frame::Joined.write(&mut to_client).await.is_err() {
         return;
     }
@@ -195,12 +181,12 @@ async fn take_input(
     }
 }
 
-async fn give_output(mut output: broadcast::Receiver<Frame>, mut client: OwnedWriteHalf) {
-    loop {
-        let frame = match output.recv().await {
-            Ok(frame) => frame,
-            Err(broadcast::error::RecvError::Closed) => return,
-            Err(broadcast::error::RecvError::Lagged(_)) => {
+async fn give_output(mut output: OutputReader, mut client: OwnedWriteHalf) {
+    while let Some(next) = output.next().await {
+        let frame = match next {
+            Ok((LogStream::Stdout, bytes)) => Frame::Stdout(bytes),
+            Ok((LogStream::Stderr, bytes)) => Frame::Stderr(bytes),
+            Err(Missed) => {
                 Frame::Refused("the client reads more slowly than the container writes".to_owned())
             }
         };
@@ -216,6 +202,7 @@ mod tests {
     use super::*;
     use crate::shim::supervise::attach::AttachedCommand;
     use crate::testing::dir;
+    use bytes::Bytes;
 
     fn command(stdin_once: bool) -> GuestCommand {
         GuestCommand { stdin: true, stdin_once, ..GuestCommand::example(&["sh"]) }
@@ -230,11 +217,11 @@ mod tests {
         let refused = AttachedCommand::open(&path, "main", true).await.unwrap_err();
         assert!(refused.to_string().contains("does not run a command"), "{refused}");
         let (output, mut inputs) = server.begin("main", &command(true));
-        output.send(LogStream::Stdout, b"for no one");
+        output.send(LogStream::Stdout, b"for no one").await;
         let mut first = AttachedCommand::open(&path, "main", true).await.unwrap();
         let mut second = AttachedCommand::open(&path, "main", true).await.unwrap();
-        output.send(LogStream::Stdout, b"out");
-        output.send(LogStream::Stderr, b"err");
+        output.send(LogStream::Stdout, b"out").await;
+        output.send(LogStream::Stderr, b"err").await;
         for client in [&mut first, &mut second] {
             let said = client.output.recv().await.unwrap();
             assert_eq!(said, Some((LogStream::Stdout, Bytes::from_static(b"out"))));
@@ -267,8 +254,8 @@ mod tests {
         let mut slow = AttachedCommand::open(&path, "main", false).await.unwrap();
         // More than the queue and any socket hold, before the client is looked at.
         let piece = vec![0; 32 << 10];
-        for _ in 0..WAITING * 20 {
-            output.send(LogStream::Stdout, &piece);
+        for _ in 0..1280 {
+            output.send(LogStream::Stdout, &piece).await;
         }
         let error = loop {
             if let Err(error) = slow.output.recv().await {

@@ -86,12 +86,12 @@ pub(in crate::shim) async fn follow(
             Ok(ExecEvent::Stdout(bytes)) => {
                 tail.add(&bytes);
                 log.write(LogStream::Stdout, &bytes);
-                attached.send(LogStream::Stdout, &bytes);
+                attached.send(LogStream::Stdout, &bytes).await;
             }
             Ok(ExecEvent::Stderr(bytes)) => {
                 tail.add(&bytes);
                 log.write(LogStream::Stderr, &bytes);
-                attached.send(LogStream::Stderr, &bytes);
+                attached.send(LogStream::Stderr, &bytes).await;
             }
             Ok(ExecEvent::Exit(code)) => return ExecResult::Exit(code),
             // A command with output has started, whatever the guest agent says now.
