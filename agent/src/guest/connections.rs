@@ -33,16 +33,18 @@ struct VmConnection {
     names: Arc<Mutex<BTreeSet<u32>>>,
 }
 
-/// A name for a user's command in a guest, in which it names a file. It is free again when this is dropped.
+/// A name for a user's command in a guest. Its number names a file there, and is free again when this is dropped. No other command has the
+/// same name, not even one that an earlier agent has left behind.
 #[derive(Debug)]
 pub(crate) struct ExecName {
     number: u32,
+    unique: u64,
     names: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl fmt::Display for ExecName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.number.fmt(f)
+        write!(f, "{}.{:016x}", self.number, self.unique)
     }
 }
 
@@ -63,7 +65,7 @@ impl GuestConnections {
         self.connection(control_socket).guest
     }
 
-    /// The lowest name that no command in the guest has, so that there are never more files than there were commands at once.
+    /// A name with the lowest number that no command in the guest has, so that there are never more files than there were commands at once.
     pub(crate) fn exec_name(&self, control_socket: &Path) -> ExecName {
         let names = self.connection(control_socket).names;
         let number = {
@@ -72,7 +74,7 @@ impl GuestConnections {
             used.insert(number);
             number
         };
-        ExecName { number, names }
+        ExecName { number, unique: fastrand::u64(..), names }
     }
 
     /// The scripts in a guest that only boots; the first call sets them up.
@@ -116,14 +118,18 @@ mod tests {
     use tokio::net::UnixListener;
 
     #[tokio::test]
-    async fn a_command_has_the_lowest_name_that_is_free() {
+    async fn a_command_has_the_lowest_number_that_is_free_and_a_name_of_its_own() {
         let connections = GuestConnections::on(Handle::current());
         let name = || connections.exec_name("/a".as_ref());
+        let number = |name: &ExecName| name.to_string().split_once('.').unwrap().0.to_owned();
         let (first, second) = (name(), name());
-        assert_eq!([first.to_string(), second.to_string()], ["0", "1"]);
+        assert_eq!([number(&first), number(&second)], ["0", "1"]);
+        let before = first.to_string();
         drop(first);
-        assert_eq!(name().to_string(), "0");
-        assert_eq!(connections.exec_name("/b".as_ref()).to_string(), "0");
+        let again = name();
+        assert_eq!(number(&again), "0");
+        assert_ne!(again.to_string(), before);
+        assert_eq!(number(&connections.exec_name("/b".as_ref())), "0");
     }
 
     #[tokio::test]
