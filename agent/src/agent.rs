@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::api::server::{self, ApiServer};
-use crate::api::{self, ClientCa, ClientCaError, KubeletSettings, Sampler, local};
+use crate::api::{ApiContext, ClientCa, ClientCaError, ForwardPlaces, KubeletSettings, Sampler, local};
 use crate::apiserver::events::Events;
 use crate::cli::{AgentArgs, ListenAddress, NodeArgs};
 use crate::env::sources::InputSources;
@@ -292,7 +292,7 @@ impl Agent {
             None => ClientCa::of_cluster(&self.access.authorities()),
         };
         let (serving, certificate) = ServingCertificate::new(&self.state.pki_path(), self.node.name.clone())?;
-        let context = api::Context {
+        let context = ApiContext {
             node: self.node.name.clone(),
             facts: self.node.facts.clone(),
             settings: KubeletSettings {
@@ -308,6 +308,7 @@ impl Agent {
             guests: host.guests.clone(),
             local: self.local_source(),
             sampler: Sampler::new(host.registry.clone(), self.state.clone(), self.tart.clone()),
+            forward_places: ForwardPlaces::default(),
         };
         let access = self.access.clone();
         let server = ApiServer { listener, access, certificate: Arc::new(certificate), client_ca, context };

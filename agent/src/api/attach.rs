@@ -5,7 +5,7 @@ use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
 use super::command_query::CommandQuery;
-use super::context::Context;
+use super::context::ApiContext;
 use super::exec::{PROTOCOLS, connect, feed};
 use super::path::ContainerPath;
 use super::response::{self, Body};
@@ -22,7 +22,7 @@ use crate::shim::{AttachError, AttachedCommand, AttachedInput, AttachedReader};
 pub(super) async fn handle(
     mut request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let wanted = match CommandQuery::parse(request.uri()) {
         Ok(query) => query.wanted,
@@ -37,21 +37,17 @@ pub(super) async fn handle(
             "the container has no command to attach to: its VM only boots; use kubectl exec, or kubectl logs";
         return response::refusal(StatusCode::BAD_REQUEST, words);
     }
-    let socket = container.run.attach_socket_path();
-    let command = match AttachedCommand::open(&socket, &target.container, wanted.stdin).await {
-        Ok(command) => command,
-        Err(error @ (AttachError::Unreachable(_) | AttachError::Late | AttachError::Refused(_))) => {
-            let words = format!("unable to attach to container {:?}: {}", target.container, chain(&error));
-            return response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words);
-        }
-    };
     let (upgrade, answer) = match upgrade::accept(&mut request, PROTOCOLS) {
         Ok(accepted) => accepted,
         Err(answer) => return answer,
     };
+    let (socket, name) = (container.run.attach_socket_path(), target.container.clone());
     tokio::spawn(async move {
-        if let Some(remote) = connect(upgrade, wanted).await {
-            serve(remote, command).await;
+        let Some(remote) = connect(upgrade, wanted).await else { return };
+        // A standard input for once belongs to the first client that attaches, so that only one with streams may.
+        match AttachedCommand::open(&socket, &name, wanted.stdin).await {
+            Ok(command) => serve(remote, command).await,
+            Err(error) => remote.finish(failed(&error)).await,
         }
     });
     answer
@@ -71,12 +67,14 @@ async fn serve(mut remote: RemoteCommand, command: AttachedCommand) {
     let status = match end {
         Ok(()) => CommandStatus::Exit(0),
         Err(End::Gone) => return,
-        // The kubelet's words.
-        Err(End::Shim(error)) => {
-            CommandStatus::Failed(format!("error attaching to container: {}", chain(&error)))
-        }
+        Err(End::Shim(error)) => failed(&error),
     };
     remote.finish(status).await;
+}
+
+/// The kubelet's words.
+fn failed(error: &AttachError) -> CommandStatus {
+    CommandStatus::Failed(format!("error attaching to container: {}", chain(error)))
 }
 
 enum End {

@@ -1,6 +1,7 @@
 //! What the handlers of the kubelet API answer from.
 
 use super::configz::KubeletSettings;
+use super::connections::ForwardPlaces;
 use super::local::Source;
 use super::stats::Sampler;
 use crate::guest::connections::GuestConnections;
@@ -12,7 +13,7 @@ use crate::tart::Tart;
 
 /// What all handlers share. A handler that goes on after its answer, as a stream does, keeps a clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Context {
+pub(crate) struct ApiContext {
     pub(crate) node: NodeName,
     pub(crate) facts: HostFacts,
     pub(crate) settings: KubeletSettings,
@@ -23,4 +24,5 @@ pub(crate) struct Context {
     /// The agent's own health and metrics.
     pub(crate) local: Source,
     pub(crate) sampler: Sampler,
+    pub(crate) forward_places: ForwardPlaces,
 }

@@ -1,7 +1,5 @@
 //! Commands in a guest: `kubectl exec`.
 
-use std::time::Duration;
-
 use futures::StreamExt;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
@@ -9,7 +7,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::command_query::CommandQuery;
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::ContainerPath;
 use super::response::{self, Body};
 use super::running_container::{CommandLine, RunningContainer};
@@ -23,15 +21,12 @@ use crate::guest::{Exec, ExecEvent, ExecInput, Guest, GuestError, Stdin};
 use crate::state::KILLED;
 
 pub(super) const PROTOCOLS: Protocols = Protocols { spdy: SPDY_PROTOCOLS, web_socket: WEB_SOCKET_PROTOCOLS };
-/// How long the guest may take to kill a command whose client is gone, or to give its exit code.
-const KILL_LIMIT: Duration = Duration::from_secs(10);
-const MAX_CODE: usize = 64;
 
 /// Answers a request that is authenticated and authorized, and goes on in a task.
 pub(super) async fn handle(
     mut request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let CommandQuery { wanted, command } = match CommandQuery::parse(request.uri()) {
         Ok(query) => query,
@@ -110,12 +105,11 @@ async fn serve(mut remote: RemoteCommand, mut guest: Guest, line: CommandLine, w
         Ok(code) => CommandStatus::Exit(if code < 0 { KILLED } else { code }),
         Err(End::Gone) => {
             debug!("the client of a command is gone");
-            // The guest agent kills its own user's process only, and none that the process has started.
-            end_command(&mut guest, &line).await;
+            line.end(&mut guest).await;
             return;
         }
         // Some guest agents close the connection as a command ends; its shell still knows the exit code.
-        Err(End::Guest(error)) => match end_command(&mut guest, &line).await {
+        Err(End::Guest(error)) => match line.end(&mut guest).await {
             Some(code) => CommandStatus::Exit(code),
             None => failed(&chain(&error)),
         },
@@ -169,16 +163,6 @@ async fn optional<S, T>(source: &mut Option<S>, next: impl AsyncFnOnce(&mut S) -
         Some(source) => Some(next(source).await),
         None => None,
     }
-}
-
-/// Kills the command, or asks for the exit code of one that has ended.
-async fn end_command(guest: &mut Guest, line: &CommandLine) -> Option<i32> {
-    if line.kill.is_empty() {
-        return None;
-    }
-    let exec = Exec { argv: line.kill.clone(), ..Exec::default() };
-    let done = guest.run(exec, KILL_LIMIT, MAX_CODE).await;
-    String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok().map(i32::from)
 }
 
 /// The kubelet's words.

@@ -30,5 +30,6 @@ mod upgrade;
 
 pub(crate) use auth::{ClientCa, ClientCaError};
 pub(crate) use configz::KubeletSettings;
-pub(crate) use context::Context;
+pub(crate) use connections::ForwardPlaces;
+pub(crate) use context::ApiContext;
 pub(crate) use stats::Sampler;

@@ -5,7 +5,7 @@ use hyper::body::{Body as _, Incoming};
 use tracing::warn;
 
 use super::auth::{Auth, PeerCertificates};
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::Route;
 use super::response::{self, Body};
 use super::stats::{Sample, exposition, summary};
@@ -22,7 +22,7 @@ pub(super) async fn answer(
     request: Request<Incoming>,
     certificates: &PeerCertificates,
     auth: &Auth,
-    context: &Context,
+    context: &ApiContext,
     admit: impl FnOnce() -> bool,
 ) -> Response<Body> {
     if head::is_too_large(&request) {
@@ -59,7 +59,7 @@ pub(super) async fn answer(
             with_sample(context, |_, sample| metrics(exposition::resource(sample))).await
         }
         Route::CadvisorMetrics => {
-            let text = |context: &Context, sample: &_| exposition::cadvisor(sample, context.facts.cores);
+            let text = |context: &ApiContext, sample: &_| exposition::cadvisor(sample, context.facts.cores);
             with_sample(context, |context, sample| metrics(text(context, sample))).await
         }
         Route::ProbeMetrics => metrics(context.local.metrics.probes_text()),
@@ -72,7 +72,7 @@ pub(super) async fn answer(
 }
 
 /// As the kubelet: one word while all is well.
-fn healthz(context: &Context) -> Response<Body> {
+fn healthz(context: &ApiContext) -> Response<Body> {
     let checks = context.local.alive();
     if checks.iter().all(|(_, result)| result.is_ok()) {
         return response::text(StatusCode::OK, "ok");
@@ -89,18 +89,18 @@ fn metrics(text: String) -> Response<Body> {
     response::content(StatusCode::OK, metrics::CONTENT_TYPE, text)
 }
 
-fn summary(context: &Context, sample: &Sample) -> Response<Body> {
+fn summary(context: &ApiContext, sample: &Sample) -> Response<Body> {
     json(&summary::render(&context.node.to_string(), sample, context.facts.max_pids))
 }
 
-fn running_pods(context: &Context, sample: &Sample) -> Response<Body> {
+fn running_pods(context: &ApiContext, sample: &Sample) -> Response<Body> {
     let is_running = |uid: &PodUid| sample.vms.iter().any(|vm| vm.uid == *uid);
     json(&pods::running(context.pods.pods(), is_running))
 }
 
 async fn with_sample(
-    context: &Context,
-    answer: impl FnOnce(&Context, &Sample) -> Response<Body>,
+    context: &ApiContext,
+    answer: impl FnOnce(&ApiContext, &Sample) -> Response<Body>,
 ) -> Response<Body> {
     match context.sampler.sample().await {
         Ok(sample) => answer(context, &sample),

@@ -5,15 +5,15 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::ContainerPath;
 use super::response::{self, Body};
-use super::running_container::RunningContainer;
+use super::running_container::{CommandLine, RunningContainer};
 use crate::error_chain::chain;
-use crate::guest::{Completed, Exec};
+use crate::guest::{Completed, Exec, Guest};
 use crate::state::KILLED;
 
-/// How long the command may run. The guest kills it, too, when the client hangs up.
+/// How long the command may run.
 const LIMIT: Duration = Duration::from_hours(4);
 /// How much of its output is answered.
 const MAX_OUTPUT: usize = 1 << 20;
@@ -22,7 +22,7 @@ const MAX_OUTPUT: usize = 1 << 20;
 pub(super) async fn handle(
     request: Request<Incoming>,
     target: &ContainerPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Response<Body> {
     let Some(command) = command(request.uri().query().unwrap_or_default()) else {
         return response::text(
@@ -40,7 +40,15 @@ pub(super) async fn handle(
     };
     let mut guest = context.guests.to(&container.control_socket);
     let exec = Exec { argv: line.argv.clone(), ..Exec::default() };
+    let mut running = RunningCommand { guest: guest.clone(), line: Some(line) };
     let Completed { end, output } = guest.run(exec, LIMIT, MAX_OUTPUT).await;
+    let end = match end {
+        Ok(code) => {
+            running.line = None;
+            Ok(code)
+        }
+        Err(error) => running.end().await.ok_or(error),
+    };
     match end {
         Ok(0) => response::content(StatusCode::OK, "text/plain; charset=utf-8", output),
         Ok(code) => {
@@ -54,6 +62,31 @@ pub(super) async fn handle(
             response::text(StatusCode::INTERNAL_SERVER_ERROR, words)
         }
         Err(error) => response::text(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)),
+    }
+}
+
+/// A command whose end was not seen yet. Dropped, it is killed: its client has hung up, or it has run or written for too long. It keeps its
+/// name until then.
+struct RunningCommand {
+    guest: Guest,
+    line: Option<CommandLine>,
+}
+
+impl RunningCommand {
+    /// The exit code, which its shell still knows when the guest agent has closed the connection as it ended. A command that runs is killed.
+    async fn end(&mut self) -> Option<i32> {
+        let code = self.line.as_ref()?.end(&mut self.guest).await;
+        self.line = None;
+        code
+    }
+}
+
+impl Drop for RunningCommand {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take() {
+            let mut guest = self.guest.clone();
+            tokio::spawn(async move { line.end(&mut guest).await });
+        }
     }
 }
 

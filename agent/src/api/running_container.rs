@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use k8s_openapi::api::core::v1::Pod;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::{ContainerPath, PodPath};
 use super::response::{self, Body};
 use crate::error_chain::chain;
+use crate::fs::blocking_io::within;
 use crate::guest::connections::ExecName;
 use crate::guest::script::{self, ContainerScripts};
 use crate::guest::{CONTROL_SOCKET, Exec, Guest, Stdin};
@@ -20,9 +20,14 @@ use crate::names::PodUid;
 use crate::pod::status::ephemeral;
 use crate::state::{GuestCommand, InitStage, LastCommand, ShimSpec, StateDir, VmRun, VmRunView};
 
+/// How long the disk may take to answer.
+const STATE_LIMIT: Duration = Duration::from_secs(10);
 /// How long the guest may take to be prepared for commands.
 const SET_UP_LIMIT: Duration = Duration::from_secs(30);
 const MAX_OUTPUT: usize = 64 << 10;
+/// How long the guest may take to kill a command whose client is gone, or to give its exit code.
+const KILL_LIMIT: Duration = Duration::from_secs(10);
+const MAX_CODE: usize = 64;
 
 /// A container that runs.
 #[derive(Debug)]
@@ -39,30 +44,41 @@ pub(super) struct RunningContainer {
 pub(super) struct CommandLine {
     pub(super) argv: Vec<String>,
     /// The line that kills it, or prints its exit code; empty where the guest agent alone can kill it.
-    pub(super) kill: Vec<String>,
+    kill: Vec<String>,
     /// Its name, for as long as it runs.
     pub(super) _name: ExecName,
+}
+
+impl CommandLine {
+    /// Kills the command, or asks for the exit code of one that has ended. The guest agent alone kills its own user's process only, and none
+    /// that the process has started.
+    pub(super) async fn end(&self, guest: &mut Guest) -> Option<i32> {
+        if self.kill.is_empty() {
+            return None;
+        }
+        let exec = Exec { argv: self.kill.clone(), ..Exec::default() };
+        let done = guest.run(exec, KILL_LIMIT, MAX_CODE).await;
+        String::from_utf8_lossy(&done.output).trim().parse::<u8>().ok().map(i32::from)
+    }
 }
 
 /// The Pod of a path; the kubelet's answer if the Node has none.
 #[expect(clippy::result_large_err, reason = "the error is the answer, sent once")]
 pub(super) fn find_pod(
     path: &PodPath,
-    context: &Context,
+    context: &ApiContext,
 ) -> Result<(PodUid, std::sync::Arc<Pod>), Response<Body>> {
     path.find(&context.pods).ok_or_else(|| response::refusal(StatusCode::NOT_FOUND, "pod does not exist"))
 }
 
-/// The Pod's VM that may run, with what is known of it.
+/// The Pod's VM that may run, with what is known of it; or why the agent cannot tell.
 pub(super) async fn find_vm(
     uid: PodUid,
-    context: &Context,
-) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, Response<Body>> {
-    let state = context.state.clone();
-    let found = spawn_blocking(move || read(&state, uid)).await;
-    let found =
-        found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
-    found.map_err(|error| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, chain(&error)))
+    state: StateDir,
+) -> Result<Option<(VmRun, VmRunView, Option<LastCommand>)>, String> {
+    let found = within(STATE_LIMIT, move || read(&state, uid)).await;
+    let found = found.ok_or_else(|| "the disk with the state of the Pods does not answer".to_owned())?;
+    found.map_err(|error| chain(&error))
 }
 
 fn read(
@@ -78,7 +94,7 @@ fn read(
 
 impl RunningContainer {
     /// The container of a path; the kubelet's answer if it does not run.
-    pub(super) async fn find(path: &ContainerPath, context: &Context) -> Result<Self, Response<Body>> {
+    pub(super) async fn find(path: &ContainerPath, context: &ApiContext) -> Result<Self, Response<Body>> {
         let (uid, pod) = find_pod(&path.pod, context)?;
         let name = &path.container;
         if ephemeral::is_ephemeral(&pod, name) {
@@ -88,7 +104,9 @@ impl RunningContainer {
             // The kubelet's words and code.
             response::refusal(StatusCode::INTERNAL_SERVER_ERROR, format!("container not found ({name:?})"))
         };
-        let (run, view, last) = find_vm(uid, context).await?.ok_or_else(not_found)?;
+        let found = find_vm(uid, context.state.clone()).await;
+        let found = found.map_err(|words| response::refusal(StatusCode::INTERNAL_SERVER_ERROR, words))?;
+        let (run, view, last) = found.ok_or_else(not_found)?;
         let vm = view.spec.as_ref().map(|spec| spec.vm.clone()).ok_or_else(not_found)?;
         let control_socket = context.tart.vm_dir(&vm).join(CONTROL_SOCKET);
         let container = Self { run, view, control_socket, name: name.clone(), last };
@@ -123,7 +141,7 @@ impl RunningContainer {
     }
 
     /// The line for a user's command, as the container's user, in its directory and with its environment.
-    pub(super) async fn line(&self, command: &[String], context: &Context) -> Result<CommandLine, String> {
+    pub(super) async fn line(&self, command: &[String], context: &ApiContext) -> Result<CommandLine, String> {
         let name = context.guests.exec_name(&self.control_socket);
         let (exec, kill) = match &self.last {
             Some(last) if last.container == self.name && !last.exec_line.is_empty() => {
@@ -157,7 +175,7 @@ impl RunningContainer {
     async fn boot_scripts(
         &self,
         environment: &GuestCommand,
-        context: &Context,
+        context: &ApiContext,
     ) -> Result<ContainerScripts, String> {
         let set_up = async |mut guest: Guest| {
             let argv = ["/bin/sh", "-s"].map(str::to_owned).to_vec();

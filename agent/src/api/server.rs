@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -15,16 +15,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, ResolvesServerCert};
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 use tokio::time::{interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
 use super::auth::{AskForCertificate, Auth, ClientCa};
-use super::connections::{Connection, Connections, Counted};
-use super::context::Context;
+use super::connections::{Connection, Connections, Counted, watch_peer};
+use super::context::ApiContext;
 use super::head::MAX_HEAD;
+use super::path::Route;
 use super::router;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;
@@ -33,10 +33,6 @@ use crate::identity::ApiAccess;
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// The limit of a request's head, and of a connection without a request. Scrapers that come every 15 s keep theirs.
 const HEAD: Duration = Duration::from_secs(30);
-/// A client that has vanished is noticed after about two minutes.
-const KEEP_ALIVE: Duration = Duration::from_mins(1);
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
-const KEEP_ALIVE_RETRIES: u32 = 4;
 /// How often the file of the clients' authority is read; the kubelet's interval.
 const RELOAD: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(1);
@@ -51,7 +47,7 @@ pub(crate) struct ApiServer {
     pub(crate) access: ApiAccess,
     pub(crate) certificate: Arc<dyn ResolvesServerCert>,
     pub(crate) client_ca: ClientCa,
-    pub(crate) context: Context,
+    pub(crate) context: ApiContext,
 }
 
 /// Listens at an address. Connections wait in the kernel's queue until the server is spawned.
@@ -130,13 +126,13 @@ impl ApiServer {
 /// What all connections share.
 struct Shared {
     auth: Auth,
-    context: Context,
+    context: ApiContext,
     tls: TlsAcceptor,
 }
 
 /// Serves one connection until it ends, or until a handler takes it over.
 async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, connection: Connection) {
-    notice_vanished_client(&stream);
+    watch_peer(&stream);
     let stream = match timeout(HANDSHAKE, shared.tls.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
@@ -154,8 +150,11 @@ async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, conn
                 (shared.clone(), certificates.clone(), connection.clone());
             async move {
                 let Shared { auth, context, .. } = &*shared;
-                let answer = router::answer(request, &certificates, auth, context, || connection.admit());
-                Ok::<_, Infallible>(answer.await)
+                let is_log = matches!(Route::parse(request.uri().path()), Some(Route::ContainerLogs(_)));
+                let answer =
+                    router::answer(request, &certificates, auth, context, || connection.admit()).await;
+                connection.set_may_pause(is_log || answer.status() == StatusCode::SWITCHING_PROTOCOLS);
+                Ok::<_, Infallible>(answer)
             }
         }
     });
@@ -167,17 +166,6 @@ async fn converse(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>, conn
         .with_upgrades();
     if let Err(error) = served.await {
         debug!(%peer, error = chain(&error), "a connection to the kubelet API broke off");
-    }
-}
-
-fn notice_vanished_client(stream: &TcpStream) {
-    let keep_alive = TcpKeepalive::new()
-        .with_time(KEEP_ALIVE)
-        .with_interval(KEEP_ALIVE_INTERVAL)
-        .with_retries(KEEP_ALIVE_RETRIES);
-    let set = SockRef::from(stream).set_tcp_keepalive(&keep_alive).and_then(|()| stream.set_nodelay(true));
-    if let Err(error) = set {
-        debug!(%error, "a connection to the kubelet API cannot be set up");
     }
 }
 

@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
 use super::response::{self, Body};
-use super::stream::negotiation::{self, ACCEPTED_PROTOCOLS, Refusal, STREAM_PROTOCOL, Transport};
+use super::stream::negotiation::{self, ACCEPTED_PROTOCOLS, NegotiationError, STREAM_PROTOCOL, Transport};
 use super::stream::websocket::accept_key;
 
 /// How long the answer may take to be sent.
@@ -71,7 +71,7 @@ pub(super) fn accept(
     Ok((Upgrade { protocol, connection: hyper::upgrade::on(request) }, answer))
 }
 
-fn refused(refusal: Refusal) -> Response<Body> {
+fn refused(refusal: NegotiationError) -> Response<Body> {
     let mut answer = response::refusal(refusal.status, refusal.message);
     for protocol in refusal.accepted {
         answer.headers_mut().append(ACCEPTED_PROTOCOLS, HeaderValue::from_static(protocol));

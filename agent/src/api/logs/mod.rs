@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use self::container_start::{ContainerStart, NoLog, of_init, of_main};
-use super::context::Context;
+use super::context::ApiContext;
 use super::path::ContainerPath;
 use super::response::{self, Body};
 use crate::error_chain::chain;
@@ -71,7 +71,11 @@ impl LogError {
 }
 
 /// Answers a request for a container's log.
-pub(super) async fn handle(query: Option<&str>, target: &ContainerPath, context: &Context) -> Response<Body> {
+pub(super) async fn handle(
+    query: Option<&str>,
+    target: &ContainerPath,
+    context: &ApiContext,
+) -> Response<Body> {
     match open(query.unwrap_or_default(), target, context).await {
         Ok(log) => {
             let content = stream::unfold(log, OpenLog::next);
@@ -89,7 +93,7 @@ pub(super) async fn handle(query: Option<&str>, target: &ContainerPath, context:
     }
 }
 
-async fn open(query: &str, target: &ContainerPath, context: &Context) -> Result<OpenLog, LogError> {
+async fn open(query: &str, target: &ContainerPath, context: &ApiContext) -> Result<OpenLog, LogError> {
     let query = LogQuery::parse(query)?;
     let name = &target.pod.name;
     let (uid, pod) = target.pod.find(&context.pods).ok_or_else(|| LogError::NoPod(name.clone()))?;

@@ -91,7 +91,9 @@ impl Sampler {
             return Ok(sample.clone());
         }
         let sampler = self.clone();
-        let running = spawn_blocking(move || sampler.running()).await.map_err(|_| SampleError::Late)??;
+        // The lock goes along: while a disk hangs, no second thread waits for it.
+        let listed = spawn_blocking(move || sampler.running().map(|running| (memory, running)));
+        let (memory, running) = listed.await.map_err(|_| SampleError::Late)??;
         let mut vms = Vec::new();
         for mut vm in running {
             let disk = self.tart.vm_dir(&vm.vm).join("disk.img");
@@ -99,7 +101,6 @@ impl Sampler {
             vms.push(vm);
         }
         let sampler = self.clone();
-        // The lock goes along: while a disk hangs, no second thread waits for it.
         spawn_blocking(move || sampler.take(memory, vms)).await.map_err(|_| SampleError::Late)?
     }
 
@@ -171,5 +172,33 @@ impl Sampler {
         let sample = Arc::new(Sample { at: Timestamp::now(), node, vms });
         *last = Some((now, sample.clone()));
         Ok(sample)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::Pod;
+    use nix::sys::stat::Mode;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_keeps_one_thread_however_often_it_is_asked() {
+        let dir = crate::testing::dir();
+        let state = StateDir::open(dir.path()).unwrap();
+        let uid: crate::names::PodUid = "0b1c".parse().unwrap();
+        let run = state.pod(uid.clone()).run(crate::names::Restart(0));
+        std::fs::create_dir_all(run.path()).unwrap();
+        // What reads it waits until it is written.
+        let spec = run.path().join("spec.json");
+        nix::unistd::mkfifo(&spec, Mode::S_IRWXU).unwrap();
+        let (pods, _guard) = PodRegistry::with_pod(uid, Pod::default());
+        let sampler = Sampler::new(pods, state, Tart::in_home("tart".as_ref(), dir.path()));
+        for _ in 0..3 {
+            assert!(timeout(Duration::ZERO, sampler.measure()).await.is_err());
+            assert!(sampler.memory.try_lock().is_err(), "another one would start");
+        }
+        drop(std::fs::File::options().write(true).open(&spec).unwrap());
+        std::fs::remove_file(&spec).unwrap();
+        assert!(sampler.measure().await.is_ok());
     }
 }

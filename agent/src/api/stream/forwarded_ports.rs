@@ -32,6 +32,9 @@ pub(crate) struct ForwardedConnection {
     pub(crate) output: Output,
     /// Where the client reads why the connection failed.
     pub(crate) error: Output,
+    /// Whether the client learns of the end of one direction. The channels of a WebSocket have no sign for it, so that such a connection ends
+    /// with its server's output.
+    pub(crate) half_close: bool,
 }
 
 /// The connections of one client.
@@ -95,7 +98,7 @@ impl ForwardedPorts {
             // A client that is gone is found out when its connection is taken.
             let _ = output.write(number.clone()).await;
             let _ = error.write(number).await;
-            ready.push(ForwardedConnection { port, input, output, error });
+            ready.push(ForwardedConnection { port, input, output, error, half_close: false });
         }
         ready.reverse();
         Self { link: Link::WebSocket(channels), halves: HashMap::new(), ready }
@@ -104,6 +107,19 @@ impl ForwardedPorts {
     /// Whether a protocol needs the ports of the query.
     pub(crate) fn needs_ports(protocol: Option<&str>) -> bool {
         protocol != Some(TUNNEL)
+    }
+
+    /// Whether all connections were taken. A client of SPDY can open another one at any time.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        matches!(self.link, Link::WebSocket(_)) && self.ready.is_empty()
+    }
+
+    /// Sends all that was written, and closes the client's connection: the one sign that a WebSocket has for the end of all ports.
+    pub(crate) async fn close(self) {
+        match self.link {
+            Link::Spdy(connection) => connection.close().await,
+            Link::WebSocket(channels) => channels.close().await,
+        }
     }
 
     /// The next connection; `None` when the client is gone.
@@ -143,7 +159,8 @@ impl ForwardedPorts {
                         (other.stream, stream)
                     };
                     let Stream { input, output, .. } = data;
-                    return Some(ForwardedConnection { port, input, output, error: error.output });
+                    let error = error.output;
+                    return Some(ForwardedConnection { port, input, output, error, half_close: true });
                 }
                 _ => {
                     let deadline = Instant::now() + CREATION_LIMIT;
@@ -185,6 +202,24 @@ pub(crate) fn parse_ports<'a>(values: impl Iterator<Item = &'a str>) -> Result<V
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::stream::spdy::connection::tests::Client;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_whose_other_half_does_not_come_in_time_is_reset() {
+        let (mut client, server) = Client::connect();
+        let mut forwarded = ForwardedPorts::over_spdy(server);
+        let accept = tokio::spawn(async move { forwarded.accept().await.map(|connection| connection.port) });
+        let half = |id, kind| [("streamtype", kind), ("port", "80"), ("requestid", id)];
+        let begin = Instant::now();
+        client.open(1, &half("0", "error")).await;
+        client.until_reset(1).await;
+        assert!((CREATION_LIMIT..CREATION_LIMIT * 2).contains(&begin.elapsed()));
+        // The second half is too late, and waits for another first one.
+        client.open(3, &half("0", "data")).await;
+        client.open(5, &half("1", "error")).await;
+        client.open(7, &half("1", "data")).await;
+        assert_eq!(accept.await.unwrap(), Some(80));
+    }
 
     #[test]
     fn the_ports_of_a_query_are_lists_of_numbers() {

@@ -53,6 +53,16 @@ impl Input {
     }
 }
 
+#[cfg(test)]
+impl Input {
+    /// The input of a stream that its peer has reset.
+    pub(crate) fn of_reset_stream() -> Self {
+        let (queue, input) = InputQueue::new();
+        queue.reset();
+        input
+    }
+}
+
 /// The transport's end of an [`Input`].
 #[derive(Debug)]
 struct InputQueue {
@@ -127,6 +137,15 @@ impl Output {
             return Err(Gone);
         }
         self.queue.send(outgoing).await.map_err(|_| Gone)
+    }
+}
+
+#[cfg(test)]
+impl Output {
+    /// An output whose transport takes a few chunks, and sends none.
+    pub(crate) fn to_nowhere() -> (Self, impl Sized) {
+        let (queue, transport) = mpsc::channel(QUEUE);
+        (Self { stream: 1, queue, reset: Arc::default(), dropped: None }, transport)
     }
 }
 

@@ -21,21 +21,21 @@ pub(crate) enum Transport {
 
 /// The answer to a request that cannot be upgraded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct NegotiationError {
     pub(crate) status: StatusCode,
     pub(crate) message: String,
     /// The protocols that the client could have asked for.
     pub(crate) accepted: &'static [&'static str],
 }
 
-impl Refusal {
+impl NegotiationError {
     fn bad_request(message: &str) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.to_owned(), accepted: &[] }
     }
 }
 
 /// The transport that the client asks for.
-pub(crate) fn transport(headers: &HeaderMap) -> Result<Transport, Refusal> {
+pub(crate) fn transport(headers: &HeaderMap) -> Result<Transport, NegotiationError> {
     let is_upgrade = words(headers, &CONNECTION).any(|word| word.eq_ignore_ascii_case("upgrade"));
     let wants = |name: &str| is_upgrade && words(headers, &UPGRADE).any(|it| it.eq_ignore_ascii_case(name));
     if wants("websocket") {
@@ -43,7 +43,7 @@ pub(crate) fn transport(headers: &HeaderMap) -> Result<Transport, Refusal> {
     } else if wants("SPDY/3.1") {
         Ok(Transport::Spdy)
     } else {
-        Err(Refusal::bad_request("the request must upgrade to SPDY/3.1 or to a WebSocket"))
+        Err(NegotiationError::bad_request("the request must upgrade to SPDY/3.1 or to a WebSocket"))
     }
 }
 
@@ -51,10 +51,10 @@ pub(crate) fn transport(headers: &HeaderMap) -> Result<Transport, Refusal> {
 pub(crate) fn spdy_protocol(
     headers: &HeaderMap,
     ours: &'static [&'static str],
-) -> Result<&'static str, Refusal> {
+) -> Result<&'static str, NegotiationError> {
     let asked: Vec<&str> = words(headers, &STREAM_PROTOCOL).collect();
     if asked.is_empty() {
-        return Err(Refusal::bad_request("the header X-Stream-Protocol-Version is required"));
+        return Err(NegotiationError::bad_request("the header X-Stream-Protocol-Version is required"));
     }
     choose(&asked, ours)
 }
@@ -72,22 +72,25 @@ pub(crate) struct WebSocketOffer {
 pub(crate) fn web_socket(
     headers: &HeaderMap,
     ours: &'static [&'static str],
-) -> Result<WebSocketOffer, Refusal> {
+) -> Result<WebSocketOffer, NegotiationError> {
     let key = headers.get(SEC_WEBSOCKET_KEY);
-    let key = key.ok_or_else(|| Refusal::bad_request("the header Sec-WebSocket-Key is required"))?.clone();
+    let key =
+        key.ok_or_else(|| NegotiationError::bad_request("the header Sec-WebSocket-Key is required"))?.clone();
     if headers.get(SEC_WEBSOCKET_VERSION).is_none_or(|version| version != "13") {
-        return Err(Refusal::bad_request("the header Sec-WebSocket-Version must be 13"));
+        return Err(NegotiationError::bad_request("the header Sec-WebSocket-Version must be 13"));
     }
     let asked: Vec<&str> = words(headers, &SEC_WEBSOCKET_PROTOCOL).collect();
     let protocol = if asked.is_empty() { None } else { Some(choose(&asked, ours)?) };
     Ok(WebSocketOffer { key, protocol })
 }
 
-fn choose(asked: &[&str], ours: &'static [&'static str]) -> Result<&'static str, Refusal> {
-    asked.iter().find_map(|asked| ours.iter().find(|ours| *ours == asked)).copied().ok_or_else(|| Refusal {
-        status: StatusCode::FORBIDDEN,
-        message: format!("unable to upgrade: the client asks for {asked:?}, and the agent has {ours:?}"),
-        accepted: ours,
+fn choose(asked: &[&str], ours: &'static [&'static str]) -> Result<&'static str, NegotiationError> {
+    asked.iter().find_map(|asked| ours.iter().find(|ours| *ours == asked)).copied().ok_or_else(|| {
+        NegotiationError {
+            status: StatusCode::FORBIDDEN,
+            message: format!("unable to upgrade: the client asks for {asked:?}, and the agent has {ours:?}"),
+            accepted: ours,
+        }
     })
 }
 

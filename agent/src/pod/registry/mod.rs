@@ -57,6 +57,15 @@ impl PodRegistry {
         }
     }
 
+    /// Pods without workers.
+    #[cfg(test)]
+    pub(crate) fn with_pod(uid: PodUid, pod: Pod) -> (Self, WorkerGuard) {
+        let registry = Self::new(1);
+        let (_, pod) = watch::channel(Arc::new(pod));
+        let guard = registry.enter(uid, pod);
+        (registry, guard)
+    }
+
     /// Enters a Pod that gets a worker.
     pub(super) fn enter(&self, uid: PodUid, pod: watch::Receiver<Arc<Pod>>) -> WorkerGuard {
         let entry = Entry { pod, is_planned: false };

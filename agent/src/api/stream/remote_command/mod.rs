@@ -223,6 +223,18 @@ async fn accept(connection: &mut Connection, expected: &[&str]) -> Option<HashMa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::stream::spdy::connection::tests::Client;
+    use tokio::time::Instant;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_open_all_its_streams_in_time_is_given_up() {
+        let (mut client, server) = Client::connect();
+        client.open(1, &[("streamtype", "error")]).await;
+        client.open(3, &[("streamtype", "other")]).await;
+        let (wanted, begin) = (Wanted { stdout: true, ..Wanted::default() }, Instant::now());
+        assert!(RemoteCommand::over_spdy(server, "v4.channel.k8s.io", wanted).await.is_none());
+        assert!((CREATION_LIMIT..CREATION_LIMIT * 2).contains(&begin.elapsed()));
+    }
 
     #[test]
     fn a_client_opens_the_streams_that_it_asks_for() {

@@ -442,4 +442,4 @@ impl<T: AsyncWrite> Writer<T> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::api::stream) mod tests;

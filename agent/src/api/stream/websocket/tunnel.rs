@@ -96,3 +96,59 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Tunnel<T> {
         self.poll_flush(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::stream::spdy::connection::{Connection, Limits, Stream as SpdyStream};
+    use crate::api::stream::websocket;
+    use futures::SinkExt as _;
+    use std::time::Duration;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio_tungstenite::tungstenite::protocol::Role;
+
+    /// What a handler of SPDY gets of each stream: its headers and its bytes. A client that has closed its side and then goes may be seen as
+    /// one that is gone.
+    async fn streams(io: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Vec<String> {
+        let limits = Limits { streams: 8, idle: Duration::from_hours(4), stall: None };
+        let (mut connection, mut streams) = (Connection::new(io, limits), Vec::new());
+        while let Some(SpdyStream { headers, mut input, output }) = connection.accept().await {
+            streams.push(tokio::spawn(async move {
+                let _output = output;
+                let mut bytes = Vec::new();
+                while let Ok(Some(part)) = input.recv().await {
+                    bytes.extend(part);
+                }
+                format!("{headers:?} {bytes:?}")
+            }));
+        }
+        futures::future::join_all(streams).await.into_iter().map(Result::unwrap).collect()
+    }
+
+    /// SPDY in the messages of a WebSocket is the same as without, wherever the messages are cut.
+    #[test]
+    fn fuzz_a_tunnel() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let mut random = fastrand::Rng::with_seed(18);
+        crate::fuzz::run(include_str!("../corpus/spdy.txt"), |bytes| {
+            runtime.block_on(async {
+                let (mut client, server) = tokio::io::duplex(64 << 10);
+                client.write_all(bytes).await.unwrap();
+                client.shutdown().await.unwrap();
+                let expected = streams(server).await;
+                let (client, server) = tokio::io::duplex(64 << 10);
+                let mut client = WebSocketStream::from_raw_socket(client, Role::Client, None).await;
+                let mut rest = Bytes::copy_from_slice(bytes);
+                while !rest.is_empty() {
+                    let part = rest.split_to(random.usize(..=rest.len().min(50)));
+                    client.send(Message::Binary(part)).await.unwrap();
+                    if random.u8(..8) == 0 {
+                        client.send(Message::Ping(Bytes::from_static(b"?"))).await.unwrap();
+                    }
+                }
+                client.send(Message::Close(None)).await.unwrap();
+                assert_eq!(streams(Tunnel::new(websocket::open(server).await)).await, expected);
+            });
+        });
+    }
+}

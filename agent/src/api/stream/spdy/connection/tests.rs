@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tokio::io::DuplexStream;
 
 /// A client of a connection that the agent serves.
-struct Client {
+pub(in crate::api::stream) struct Client {
     io: DuplexStream,
     encoder: Encoder,
     decoder: Decoder,
@@ -14,20 +14,30 @@ struct Client {
 const LIMITS: Limits = Limits { streams: 8, idle: Duration::from_hours(4), stall: None };
 
 fn connect(limits: Limits) -> (Client, Connection) {
-    let (client, server) = tokio::io::duplex(4096);
-    let client =
-        Client { io: client, encoder: Encoder::default(), decoder: Decoder::new(), input: BytesMut::new() };
+    let (client, server) = Client::connect();
     (client, Connection::new(server, limits))
 }
 
 impl Client {
+    /// A client, and the agent's end of its connection.
+    pub(in crate::api::stream) fn connect() -> (Self, DuplexStream) {
+        let (client, server) = tokio::io::duplex(4096);
+        let (encoder, decoder) = (Encoder::default(), Decoder::new());
+        (Self { io: client, encoder, decoder, input: BytesMut::new() }, server)
+    }
+
+    /// Waits until the agent resets a stream.
+    pub(in crate::api::stream) async fn until_reset(&mut self, stream: u32) {
+        while self.recv().await.expect("a connection") != reset(stream, ResetStatus::CANCEL).unwrap() {}
+    }
+
     async fn send(&mut self, frame: Frame) {
         let mut out = BytesMut::new();
         self.encoder.encode(&frame, &mut out);
         self.io.write_all(&out).await.unwrap();
     }
 
-    async fn open(&mut self, stream: u32, headers: &[(&str, &str)]) {
+    pub(in crate::api::stream) async fn open(&mut self, stream: u32, headers: &[(&str, &str)]) {
         let headers = Headers::new(headers);
         let stream = StreamId(stream);
         self.send(Frame::SynStream { stream, priority: 0, fin: false, unidirectional: false, headers }).await;
