@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use tart_kubelet_tests::wait;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdin};
 use tokio::time::timeout;
 
@@ -36,14 +36,6 @@ async fn streaming(
     let line = timeout(DEADLINE, lines.next_line()).await.context("no output")??;
     ensure!(line.as_deref() == Some(hear), "{arguments:?}: {line:?}");
     Ok((child, stdin))
-}
-
-/// A connection that has carried something both ways.
-async fn echoed(forward: &Forward) -> Result<TcpStream> {
-    let mut stream = TcpStream::connect(("127.0.0.1", forward.local[0])).await?;
-    stream.write_all(b"x").await?;
-    timeout(DEADLINE, stream.read_exact(&mut [0])).await.context("no echo")??;
-    Ok(stream)
 }
 
 #[tokio::test]
@@ -100,7 +92,7 @@ async fn streams_end_with_the_agent_and_the_next_agent_serves_new_ones() -> Resu
             streaming(transport, &scene, &ATTACH, Some("word\n"), "got word").await?;
         let (mut logs, _) = streaming(transport, &scene, &["logs", "-f", "one"], None, "up").await?;
         let forward = Forward::start(transport, &scene, "one", &[port]).await?;
-        let mut stream = echoed(&forward).await?;
+        let mut stream = forward.echoes().await?;
 
         agent = agent.restart()?;
         for (what, child) in [("exec", &mut exec), ("attach", &mut attach), ("logs", &mut logs)] {
@@ -119,7 +111,7 @@ async fn streams_end_with_the_agent_and_the_next_agent_serves_new_ones() -> Resu
         streaming(transport, &scene, &ATTACH, Some("again\n"), "got again").await?;
         streaming(transport, &scene, &["logs", "-f", "one"], None, "up").await?;
         let forward = Forward::start(transport, &scene, "one", &[port]).await?;
-        echoed(&forward).await?;
+        forward.echoes().await?;
     }
     let pod = scene.pods.get("one").await?;
     assert_eq!((pod.vm()?, pod.main().restart_count()), before, "the Pod has noticed");

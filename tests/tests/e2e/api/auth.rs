@@ -144,6 +144,19 @@ async fn streams_of_a_vm_are_its_users_alone_and_no_guest_finds_them() -> Result
     // Another user of the Mac is kept out twice: by the socket, and by the directory of all state.
     assert_eq!(mode(&run.join("attach.sock"))?, 0o600);
     assert_eq!(mode(&scene.agent.state_dir())?, 0o700);
+    // Root may be another user, and alone can get into the directory.
+    if nix::unistd::Uid::effective().is_root() {
+        let (mine, theirs) = (connect_as(0, &run)?, connect_as(65534, &run)?);
+        assert_eq!((mine, theirs), (0, nix::errno::Errno::EACCES as i32));
+    }
+    // A guest that reaches the port has no more rights there than any other client.
+    let port = scene.kubelet_port().await?;
+    for path in ["pods", "healthz", "containerLogs/default/p/c", "exec/default/p/c?command=id&output=1"] {
+        let curl = format!("curl -sk -o /dev/null -w '%{{http_code}}' 'https://127.0.0.1:{port}/{path}'");
+        let done =
+            Transport::WebSockets.run(&scene, &["exec", "one", "--", "sh", "-c", &curl], Vec::new()).await?;
+        ensure!(done.code == Some(0) && done.text() == "401", "{path}: {done:?}");
+    }
     // Of the Mac, a guest sees the volumes of its Pod alone.
     let find = "find / \\( -path /proc -o -path /sys -o -path /dev \\) -prune -o \\( -name attach.sock -o -name shim.lock \\) -print";
     let search = ["exec", "one", "--", "sh", "-c", &format!("{find} 2>/dev/null; true")];
@@ -152,14 +165,29 @@ async fn streams_of_a_vm_are_its_users_alone_and_no_guest_finds_them() -> Result
     Ok(())
 }
 
+/// Connects to a VM's socket as this user, inside of its directory; 0, or the number of the error.
+fn connect_as(uid: u32, run: &Path) -> Result<i32> {
+    let script = "use Socket; chdir shift or die; $( = $) = $ARGV[0]; $< = $> = $ARGV[0]; \
+                  socket(my $socket, PF_UNIX, SOCK_STREAM, 0) or die; \
+                  exit(connect($socket, pack_sockaddr_un('attach.sock')) ? 0 : $! + 0)";
+    let mut perl = std::process::Command::new("/usr/bin/perl");
+    perl.args(["-e", script]).arg(run).arg(uid.to_string());
+    perl.status()?.code().context("perl was killed")
+}
+
 #[tokio::test]
 async fn nothing_is_served_while_the_api_server_cannot_be_asked() -> Result<()> {
     let (scene, proxy, agent) = Scene::behind_proxy("alone").await?;
     scene.approve_serving_certificate(&agent).await?;
     let client = scene.node_client_as("kube-apiserver-kubelet-client").await?;
     proxy.sever();
-    let (status, words) = ask(&client, Method::GET, "/healthz").await?;
-    assert_eq!(status, 500, "{words}");
-    ensure!(words.starts_with("Authorization error"), "{words}");
-    Ok(())
+    let asked = REQUESTS.map(|(method, path, _)| {
+        let client = &client;
+        async move {
+            let (status, words) = ask(client, Method::from_bytes(method.as_bytes())?, path).await?;
+            ensure!(status == 500 && words.starts_with("Authorization error"), "{path}: {status} {words}");
+            Ok(())
+        }
+    });
+    futures::future::try_join_all(asked).await.map(drop)
 }

@@ -115,6 +115,21 @@ async fn port_forward_carries_bytes(way: &Way, port: u16) -> Result<()> {
     Ok(())
 }
 
+/// A client of channels learns of the end of a connection only by that of its WebSocket.
+async fn port_forward_ends_with_the_server(way: &Way, address: &str) -> Result<()> {
+    let listener = TcpListener::bind((address, 0)).await?;
+    let port = listener.local_addr()?.port();
+    let mut forwarder = way.port_forward(port).await?;
+    let mut stream = forwarder.take_stream(port).context("no stream")?;
+    let (mut server, _) = in_time("the connection", listener.accept()).await??;
+    server.write_all(b"goodbye").await?;
+    drop(server);
+    let mut said = String::new();
+    in_time("the stream", stream.read_to_string(&mut said)).await??;
+    assert_eq!(said, "goodbye");
+    Ok(())
+}
+
 #[tokio::test]
 async fn kube_rs_execs_attaches_and_forwards_through_the_api_server_and_straight_to_the_node() -> Result<()> {
     let (scene, _agent) = Scene::with_api("kube-rs").await?;
@@ -131,6 +146,7 @@ async fn kube_rs_execs_attaches_and_forwards_through_the_api_server_and_straight
         exec_has_streams_and_an_exit_code(&way).await?;
         attach_joins_the_command(&way).await?;
         port_forward_carries_bytes(&way, port).await?;
+        port_forward_ends_with_the_server(&way, &address).await?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use http::{Method, Request};
 use serde_json::json;
 use tart_kubelet_tests::kubeconfig::Credentials;
+use tart_kubelet_tests::kubelet::KubeletClient;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -60,6 +61,15 @@ async fn request_whose_head_is_larger_than_the_limit_is_refused() -> Result<()> 
     }
     assert_eq!(ask(&client, Method::GET, "/healthz").await?, (200, "ok".to_owned()));
     Ok(())
+}
+
+#[tokio::test]
+async fn request_with_a_body_is_refused() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("body").await?;
+    let kubelet = KubeletClient::new(scene.control_plane, &scene.node).await?;
+    // Some clients send an empty object.
+    kubelet.announce_body("/healthz", 64 << 10, 200).await?;
+    kubelet.announce_body("/healthz", (64 << 10) + 1, 413).await
 }
 
 #[tokio::test]

@@ -67,6 +67,28 @@ async fn kubectl_logs_shows_what_a_container_wrote_with_every_flag() -> Result<(
 }
 
 #[tokio::test]
+async fn kubectl_logs_shows_the_lines_since_a_moment() -> Result<()> {
+    let (scene, _agent) = Scene::with_api("since").await?;
+    let script = "for number in 1 2 3 4 5 6 7 8; do echo $number; sleep 0.5; done";
+    scene.pod("talks").sh(script).create_until("Succeeded").await?;
+    let all = scene.logs(["talks", "--timestamps"]).await?;
+    let stamped = all.lines().map(|line| {
+        let (time, line) = line.split_once(' ').context("no timestamp")?;
+        Ok((time.parse::<jiff::Timestamp>()?, line))
+    });
+    let stamped = stamped.collect::<Result<Vec<_>>>()?;
+    // kubectl sends whole seconds.
+    let (middle, _) = stamped.get(4).context("too few lines")?;
+    let moment = jiff::Timestamp::from_second(middle.as_second())?;
+    let since: Vec<&str> =
+        stamped.iter().filter(|(time, _)| *time >= moment).map(|(_, line)| *line).collect();
+    ensure!(!since.is_empty() && since.len() < stamped.len(), "{stamped:?}");
+    let shown = scene.logs(["talks", &format!("--since-time={moment}")]).await?;
+    assert_eq!(shown.lines().collect::<Vec<_>>(), since);
+    Ok(())
+}
+
+#[tokio::test]
 async fn kubectl_logs_follows_a_container_to_its_end() -> Result<()> {
     let (scene, _agent) = Scene::with_api("follows").await?;
     let pod = scene

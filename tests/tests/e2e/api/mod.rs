@@ -8,6 +8,7 @@ mod exec;
 mod figures;
 mod kube_client;
 mod kubectl;
+mod leaks;
 mod limits;
 mod logs;
 mod node_direct;

@@ -56,6 +56,34 @@ impl Forward {
         }
         Ok(Self { child, local, stderr, _pipes: (stdin, lines) })
     }
+
+    /// A connection to the first port that has carried something both ways.
+    pub(super) async fn echoes(&self) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.local[0])).await?;
+        stream.write_all(b"x").await?;
+        timeout(DEADLINE, stream.read_exact(&mut [0])).await.context("no echo")??;
+        Ok(stream)
+    }
+
+    /// Makes a connection to the last port, which is the Pod's `port`, and waits until kubectl tells why it fails.
+    pub(super) async fn is_refused(&mut self, port: u16, why: &str) -> Result<()> {
+        let local = self.local.last().context("no port")?;
+        let mut refused = TcpStream::connect(("127.0.0.1", *local)).await?;
+        let mut nothing = Vec::new();
+        let _ = timeout(DEADLINE, refused.read_to_end(&mut nothing)).await.context("no end")?;
+        let mut told = BufReader::new(&mut self.stderr).lines();
+        let words = format!("error forwarding port {port} to pod one, uid ");
+        loop {
+            let line = timeout(DEADLINE, told.next_line())
+                .await
+                .context("no words")??
+                .context("kubectl has ended")?;
+            if line.contains(&words) {
+                ensure!(line.contains(why), "{line}");
+                return Ok(());
+            }
+        }
+    }
 }
 
 #[tokio::test]
@@ -104,21 +132,7 @@ async fn many_connections_are_carried_and_a_refused_one_is_told(scene: &Scene) -
             .await
             .context("the connections do not end")?
             .with_context(|| format!("{transport:?}"))?;
-        let mut refused = TcpStream::connect(("127.0.0.1", forward.local[1])).await?;
-        let mut nothing = Vec::new();
-        let _ = timeout(DEADLINE, refused.read_to_end(&mut nothing)).await.context("no end")?;
-        let mut told = BufReader::new(&mut forward.stderr).lines();
-        let words = format!("error forwarding port {closed} to pod one, uid ");
-        loop {
-            let line = timeout(DEADLINE, told.next_line())
-                .await
-                .context("no words")??
-                .context("kubectl has ended")?;
-            if line.contains(&words) {
-                ensure!(line.contains("refused"), "{line}");
-                break;
-            }
-        }
+        forward.is_refused(closed, "refused").await?;
         // kubectl of 1.36 ends after an error; an older one goes on.
         let _ = forward.child.kill().await;
     }
@@ -164,13 +178,23 @@ async fn receive(from: &mut (impl AsyncRead + Unpin)) -> Result<(usize, [u8; 32]
 #[tokio::test]
 async fn kubectl_port_forward_carries_much_through_one_connection() -> Result<()> {
     let (scene, _agent) = Scene::with_api("forward-bulk").await?;
+    much_is_carried(&scene).await
+}
+
+#[tokio::test]
+async fn kubectl_port_forward_carries_much_on_a_node_that_declares_no_web_sockets() -> Result<()> {
+    let (scene, _agent) = Scene::without_declared_features("forward-bulk-spdy").await?;
+    much_is_carried(&scene).await
+}
+
+async fn much_is_carried(scene: &Scene) -> Result<()> {
     let pod = scene.pod("one").command(SLEEP).create_until("Running").await?;
     let address = pod.status.and_then(|status| status.pod_ip).context("no address")?;
     let listener = TcpListener::bind((address.as_str(), 0)).await?;
     let port = listener.local_addr()?.port();
     tokio::spawn(echo(listener));
     for transport in TRANSPORTS {
-        let forward = Forward::start(transport, &scene, "one", &[port]).await?;
+        let forward = Forward::start(transport, scene, "one", &[port]).await?;
         let mut stream = TcpStream::connect(("127.0.0.1", forward.local[0])).await?;
         let (mut from, mut to) = stream.split();
         let mut noise = Noise::new();
