@@ -49,6 +49,12 @@ impl KubeletClient {
         self.send(&head, "HTTP/1.1 200").await
     }
 
+    /// Announces a body of so many bytes, sends none of it, and expects an answer with this status.
+    pub async fn announce_body(&self, path: &str, length: usize, status: u16) -> Result<()> {
+        let head = format!("GET {path} HTTP/1.1\r\nHost: node\r\nContent-Length: {length}\r\n\r\n");
+        self.send(&head, &format!("HTTP/1.1 {status}")).await.map(drop)
+    }
+
     /// A `WebSocket` with this protocol of Kubernetes.
     pub async fn web_socket(&self, path: &str, protocol: &str) -> Result<WebSocket> {
         let head = format!(

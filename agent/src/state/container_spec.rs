@@ -84,7 +84,7 @@ pub(crate) struct Mount {
     /// The size in bytes of a volume in the guest's memory, which takes the place of the share; 0 for no limit.
     pub(crate) in_memory: Option<u64>,
     /// Whether a volume in the guest's memory has no other mount, so that it is at `path` itself. Else it is elsewhere, with links to it.
-    pub(crate) is_only_mount: bool,
+    pub(crate) is_alone: bool,
     pub(crate) missing: Missing,
 }
 

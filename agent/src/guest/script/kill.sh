@@ -10,11 +10,13 @@ if [ "$pid" = exit ]; then
 	exit 0
 fi
 group=$(ps -o pgid= -p "$pid" | tr -d ' ')
-[ -n "$group" ] || exit 0
+# The guest agent may have killed the command's shell, which led its process group, and none of the others in it.
+[ -n "$group" ] || group=$pid
 kill -s HUP -- "-$group"
 tries=0
-while kill -s 0 "$pid" && [ $tries -lt 10 ]; do
+while kill -s 0 -- "-$group" && [ $tries -lt 10 ]; do
 	sleep 0.1
 	tries=$((tries + 1))
 done
 kill -s KILL -- "-$group"
+exit 0

@@ -61,7 +61,7 @@ pub(crate) fn set_up(
         let (share, source) = (quote(&format!("{root}/{}", mount.share)), quote(&source));
         let path = quote(&mount.path);
         let _ = match (mount.in_memory, &mount.missing) {
-            (Some(bytes), _) if mount.is_only_mount => {
+            (Some(bytes), _) if mount.is_alone => {
                 writeln!(script, "in_memory_at {share} {bytes} {path}")
             }
             (Some(bytes), _) => {

@@ -376,7 +376,7 @@ fn a_mount_hides_the_images_files_and_each_kind_has_its_call() {
         format!("in_memory '{place}' 7 '{place}/in/side' '/opt/x'\nmount_at '{place}/in/side' '/opt/x'\n");
     assert!(script(Some(7), Missing::Awaited).contains(&lines));
     let mount = Mount { share: "v".into(), path: "/opt/x".into(), in_memory: Some(7), ..Mount::default() };
-    let container = ContainerSpec { mounts: vec![Mount { is_only_mount: true, ..mount }], ..container() };
+    let container = ContainerSpec { mounts: vec![Mount { is_alone: true, ..mount }], ..container() };
     let script = set_up(&container, &GuestCommand::example(&["true"]), None);
     assert!(script.contains(&format!("in_memory_at '{place}' 7 '/opt/x'\n")));
     assert!(!script.contains("mount_at '/private"), "{script}");
@@ -466,16 +466,22 @@ fn a_users_command_has_its_exit_code_and_can_be_killed_with_all_that_it_has_star
     assert_eq!(line(&other).output().unwrap().status.code(), Some(4));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "7.other 1\n");
     assert_eq!(kill(), "", "it is not about this command");
-    // Its child would hold the output open.
-    let mut child = line("trap '' HUP; echo up; sleep 1000 & sleep 1000; echo never").spawn().unwrap();
-    let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
-    let mut first = String::new();
-    std::io::BufRead::read_line(&mut output, &mut first).unwrap();
-    assert_eq!(first, "up\n");
-    assert_eq!(kill(), "");
-    let mut rest = String::new();
-    std::io::Read::read_to_string(&mut output, &mut rest).unwrap();
-    assert_eq!(rest, "");
-    child.wait().unwrap();
+    // Its child would hold the output open. The guest agent may kill its shell, and no more.
+    for is_shell_killed in [false, true] {
+        let mut child = line("trap '' HUP; echo up; sleep 1000 & sleep 1000; echo never").spawn().unwrap();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        std::io::BufRead::read_line(&mut output, &mut first).unwrap();
+        assert_eq!(first, "up\n");
+        if is_shell_killed {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(kill(), "");
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut output, &mut rest).unwrap();
+        assert_eq!(rest, "");
+        child.wait().unwrap();
+    }
     std::fs::remove_dir_all(&scripts.dir).unwrap();
 }

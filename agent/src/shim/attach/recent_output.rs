@@ -171,11 +171,11 @@ mod tests {
             sender.send(LogStream::Stdout, format!("{number}\n").as_bytes()).now_or_never();
         }
         drop(sender);
-        let mut lines = 0;
+        let mut read = Vec::new();
         while let Some(next) = reader.next().await {
-            lines += next.unwrap().1.iter().filter(|byte| **byte == b'\n').count();
+            read.extend(next.unwrap().1);
         }
-        assert_eq!(lines, 20_000);
+        assert_eq!(String::from_utf8(read).unwrap().lines().count(), 20_000);
     }
 
     #[tokio::test]

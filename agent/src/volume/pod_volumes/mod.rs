@@ -202,10 +202,10 @@ impl PodVolumes {
             for (container, mount, sub_path, is_first) in wanted {
                 let path = guest_path(&mount.mount_path).display().to_string();
                 let mount = if let Some(size) = in_memory.get(&mount.name) {
-                    let is_only_mount = sub_path.is_empty()
+                    let is_alone = sub_path.is_empty()
                         && mounted.iter().filter(|name| **name == mount.name).count() == 1;
                     let (in_memory, missing) = (Some(*size), Missing::Awaited);
-                    Mount { share: mount.name, sub_path, path, in_memory, is_only_mount, missing }
+                    Mount { share: mount.name, sub_path, path, in_memory, is_alone, missing }
                 } else if let Some((root, access)) = roots.get(&mount.name) {
                     let writable = access.writable.then(|| share::name(&mount.name, *access, false));
                     let resolved = root.sub_path(sub_path, is_first, writable);

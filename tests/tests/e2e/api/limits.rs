@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use http::{Method, Request};
 use serde_json::json;
 use tart_kubelet_tests::kubeconfig::Credentials;
+use tart_kubelet_tests::kubelet::KubeletClient;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -65,17 +66,10 @@ async fn request_whose_head_is_larger_than_the_limit_is_refused() -> Result<()> 
 #[tokio::test]
 async fn request_with_a_body_is_refused() -> Result<()> {
     let (scene, _agent) = Scene::with_api("body").await?;
-    let api_server = Credentials::Certificate(scene.control_plane.kubelet_client().clone());
-    let client = scene.node_client(&api_server).await?;
-    let ask_with = async |length: usize| {
-        let request = Request::get("/healthz").body(kube::client::Body::from(vec![b' '; length]))?;
-        client.send(request).await.map(|answer| answer.status().as_u16()).context("no answer")
-    };
+    let kubelet = KubeletClient::new(scene.control_plane, &scene.node).await?;
     // Some clients send an empty object.
-    assert_eq!(ask_with(64 << 10).await?, 200);
-    assert_eq!(ask_with((64 << 10) + 1).await?, 413);
-    assert_eq!(ask(&client, Method::GET, "/healthz").await?, (200, "ok".to_owned()));
-    Ok(())
+    kubelet.announce_body("/healthz", 64 << 10, 200).await?;
+    kubelet.announce_body("/healthz", (64 << 10) + 1, 413).await
 }
 
 #[tokio::test]
