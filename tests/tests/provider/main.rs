@@ -1,6 +1,7 @@
 //! The provider on a real control plane with the real Cluster API core, a simulated Scaleway and simulated Macs behind real sshds.
 
 mod builder;
+mod drain;
 mod fleet;
 mod machine;
 mod scene;
