@@ -100,6 +100,20 @@ async fn a_machine_that_is_paused_and_detached_leaves_its_host_and_its_node_alon
             && pod.metadata.deletion_timestamp.is_none()
     };
     until(&scene.pods(), &pod, "Running", DEADLINE, runs).await?;
+    // The Secret with its credentials was deleted by mistake: the provider writes it anew from what the pool knows.
+    let secret = format!("{mine}-bootstrap");
+    scene.kubectl().run(["delete", "secret", &secret]).await?;
+    scene.start_provider(&[]).await?;
+    eventually("the credentials to be there again", DEADLINE, async || {
+        let user =
+            scene.kubectl().run(["get", "secret", &secret, "-o", "jsonpath={.data.ssh-username}"]).await?;
+        ensure!(!user.is_empty(), "no user");
+        Ok(())
+    })
+    .await?;
+    let elsewhere = json!({ "spec": { "zone": "fr-par-2" } }).to_string();
+    let refused = scene.kubectl().run(["patch", "samm", &mine, "--type=merge", "-p", &elsewhere]).await;
+    ensure!(format!("{refused:?}").contains("zone cannot be changed"), "{refused:?}");
     let writes = scene.scaleway.world().writes().len();
     let (api, params) = (scene.api(KIND), PatchParams::default());
     let pause = json!({ "metadata": { "annotations": { "cluster.x-k8s.io/paused": "true" } } });
@@ -190,7 +204,7 @@ async fn a_machine_that_is_deleted_between_claim_and_write_gives_its_host_back_a
         Ok(())
     })
     .await?;
-    scene.scaleway.world().finish_changes();
+    scene.install_anew(&held).await?;
     until_gone(&scene.api(KIND), &alone, DEADLINE).await?;
     ensure!(!scene.scaleway.world().ssh_keys().iter().any(|known| known.name == key), "the key is left");
     let secrets = scene.kubectl().run(["get", "secrets", "-o", "name"]).await?;

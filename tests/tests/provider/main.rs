@@ -3,5 +3,6 @@
 mod builder;
 mod drain;
 mod fleet;
+mod mac_list;
 mod machine;
 mod scene;
