@@ -27,7 +27,7 @@ pub const INSTALLATION_ID: &str = "815";
 pub const ORG: &str = "tuist";
 const INSTALLATION_TOKEN: &str = "ghs_canaryInstallationToken";
 /// How tokens begin that the simulated runner registers with.
-const REGISTRATION_TOKEN: &str = "AAAAcanaryRegistrationToken";
+pub const REGISTRATION_TOKEN: &str = "AAAAcanaryRegistrationToken";
 
 /// A running simulated GitHub. It ends with this value.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ mod tests;
 
 pub(crate) use config::{
     ActionsRunner, AgentSettings, Credential, HostConfig, NodeExporter, Tailscale, Tart, farewell_steps,
-    prepare_steps, tailnet_address,
+    has_joined, prepare_steps, tailnet_address,
 };
 pub(crate) use converge::{Mode, Outcome, Report, converge};
 pub(crate) use part::Inputs;

@@ -468,6 +468,10 @@ async fn a_kubeconfig_that_is_not_the_agents_own_is_replaced() {
         assert_eq!(mac.bytes(AGENT_KUBECONFIG), None);
         assert_eq!(mac.bytes("/etc/tart-kubelet/bootstrap-kubeconfig").unwrap(), b"canary");
         assert_eq!(roll(&mac, &config).await.changed(), 0);
+        assert!(!has_joined(&mac).await, "the token is needed until the agent has its certificate");
+        let own = b"client-certificate: /var/lib/tart-kubelet/pki/client-current.pem";
+        mac.write_file(AGENT_KUBECONFIG, own, &access).await.unwrap();
+        assert!(has_joined(&mac).await);
     }
 }
 

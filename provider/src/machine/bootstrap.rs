@@ -58,7 +58,7 @@ impl Reconciler {
         };
         let mut status = machine.status.clone().unwrap_or_default();
         let (action, event) = match work {
-            HostWork::Done { hash, tailnet } => {
+            HostWork::Done { hash, tailnet, .. } => {
                 report::in_tailnet(&mut status, tailnet);
                 report::converged(&mut status, &hash, self.config.agent.sha256().as_str(), now);
                 (Action::requeue(SOON), None)

@@ -41,8 +41,8 @@ pub(super) async fn addresses(host: &str, known: &[MachineAddress]) -> Vec<Machi
 /// order. It keeps it, too, while the lookup finds none.
 fn named(host: &str, found: &[IpAddr], known: &[MachineAddress]) -> Vec<MachineAddress> {
     let name = MachineAddress { type_: AddressType::Hostname, address: host.to_owned() };
-    let before = known.iter().filter(|one| one.type_ == AddressType::ExternalIP && known.contains(&name));
-    let before = before.filter_map(|one| one.address.parse().ok()).next();
+    let mut before = known.iter().filter(|one| one.type_ == AddressType::ExternalIP && known.contains(&name));
+    let before = before.find_map(|one| one.address.parse().ok());
     let kept = before.filter(|before| found.is_empty() || found.contains(before));
     let address = kept.or_else(|| found.first().copied());
     let ip =

@@ -35,7 +35,7 @@ impl Drop for TakenTurn<'_> {
 impl Reconciler {
     pub(super) async fn roll(&self, machine: &Machine) -> Result<Action, ReconcileError> {
         let Some(_turn) = self.take_turn(machine) else { return Ok(Action::requeue(SOON)) };
-        let result = self.roll_now(machine).await;
+        let result = Box::pin(self.roll_now(machine)).await;
         if let Ok((_, Some(written))) = &result {
             self.until_seen(written).await;
         }
@@ -92,10 +92,13 @@ impl Reconciler {
         };
         let mut status = machine.status.clone().unwrap_or_default();
         let failed = match work {
-            HostWork::Done { hash, tailnet } => {
+            HostWork::Done { hash, tailnet, needs_token } => {
                 report::in_tailnet(&mut status, tailnet);
                 report::rolled(&mut status, &hash, self.config.agent.sha256().as_str(), now);
-                join_token::remove(&self.client, &reference(&machine)).await?;
+                // An agent that still has to join has an hour for it.
+                if !needs_token {
+                    join_token::remove(&self.client, &reference(&machine)).await?;
+                }
                 None
             }
             HostWork::Moved(addresses) => {

@@ -13,7 +13,7 @@ use super::join_token;
 use super::reconciler::{ReconcileError, Reconciler, reference};
 use crate::crd::{AddressType, MachineAddress, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;
-use crate::host::{Credential, Mode, converge, tailnet_address};
+use crate::host::{Credential, Mode, converge, has_joined, tailnet_address};
 use crate::pool::{HostState, Password};
 use crate::ssh::{Connection, HostKeyPolicy, SshError};
 
@@ -28,8 +28,8 @@ pub(super) enum Way {
 
 /// How work on a host ended.
 pub(super) enum HostWork {
-    /// The host has the configuration with this hash, and perhaps an address in a tailnet.
-    Done { hash: String, tailnet: Option<MachineAddress> },
+    /// The host has the configuration with this hash, and perhaps an address in a tailnet. Its agent may still need its join token.
+    Done { hash: String, tailnet: Option<MachineAddress>, needs_token: bool },
     /// The host has another address than the status says.
     Moved(Vec<MachineAddress>),
     /// The host is being installed or restarts, in the pool's word.
@@ -132,6 +132,7 @@ impl Reconciler {
         let done = converge(&mac, &steps, &mode, |_, _| ()).await;
         let is_in_tailnet = done.is_converged() && config.tailscale.is_some();
         let tailnet = if is_in_tailnet { tailnet_address(&mac).await } else { None };
+        let needs_token = !has_joined(&mac).await;
         mac.close().await;
         if done.is_converged() {
             info!(machine = %name, changed = done.changed(), "the host is as it should be");
@@ -139,7 +140,7 @@ impl Reconciler {
                 type_: AddressType::InternalIP,
                 address: address.to_string(),
             };
-            return Ok(HostWork::Done { hash, tailnet: tailnet.map(internal) });
+            return Ok(HostWork::Done { hash, tailnet: tailnet.map(internal), needs_token });
         }
         let words = done.first_failure(&steps).unwrap_or_else(|| "a step was left out".to_owned());
         warn!(machine = %name, problem = words, "work on the host failed");

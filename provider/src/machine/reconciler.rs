@@ -163,7 +163,7 @@ impl Reconciler {
     pub(super) async fn act(&self, machine: &Machine, step: &Step) -> Result<Action, ReconcileError> {
         match step {
             Step::Nothing => Ok(Action::await_change()),
-            Step::Delete => self.delete(machine).await,
+            Step::Delete => Box::pin(self.delete(machine)).await,
             Step::AddFinalizer => {
                 let mut finalizers = machine.finalizers().to_vec();
                 finalizers.push(FINALIZER.to_owned());
@@ -188,10 +188,11 @@ impl Reconciler {
                 change("set providerID", &self.api(machine), machine, patch).await?;
                 Ok(Action::requeue(Duration::ZERO))
             }
-            Step::Bootstrap => self.bootstrap(machine).await,
+            Step::Bootstrap => Box::pin(self.bootstrap(machine)).await,
             Step::Reboot => self.reboot(machine).await,
             Step::Quarantine => self.quarantine(machine).await,
-            Step::Roll => self.roll(machine).await,
+            // Work on a host is a large future.
+            Step::Roll => Box::pin(self.roll(machine)).await,
             Step::Report(said, pause) => self.report(machine, said, *pause).await,
         }
     }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::DeleteParams;
 use serde_json::json;
-use tart_kubelet_tests::github::{APP_ID, Github, INSTALLATION_ID, ORG};
+use tart_kubelet_tests::github::{APP_ID, Github, INSTALLATION_ID, ORG, REGISTRATION_TOKEN};
 use tart_kubelet_tests::wait::{eventually, until, until_gone};
 use tart_kubelet_tests::{actions_runner, programs};
 
@@ -125,6 +125,13 @@ async fn a_builder_is_known_at_github_and_in_its_tailnet_until_it_is_deleted() -
     })
     .await?;
     assert_eq!(github.world().tokens, 1);
+
+    let join = std::fs::read_to_string(scene.macs[0].1.path("/etc/tart-kubelet/bootstrap-kubeconfig"))?;
+    let join: serde_json::Value = serde_json::from_str(&join)?;
+    let token = join["users"][0]["user"]["token"].as_str().context("a token")?;
+    let (_, token) = token.split_once('.').context("a token with a secret")?;
+    let key = scene.private_key()?;
+    scene.shows_no_secret(&scene.macs[0].1, &["canaryAuthKey", REGISTRATION_TOKEN, token, &key]).await?;
 
     // GitHub is down for a while when the machine is deleted: the host is given back, and the registration goes later.
     github.world().is_down = true;

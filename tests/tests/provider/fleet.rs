@@ -1,11 +1,12 @@
 //! `MachineDeployment`s, from free Macs to Nodes and back.
 
 use anyhow::{Context, Result, ensure};
-use kube::api::DeleteParams;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use tart_kubelet_tests::wait::{eventually, until};
 
-use super::scene::{DEADLINE, Scene, is_true, name};
+use super::scene::{DEADLINE, IMAGE, Scene, is_true, name, reason};
 
 #[tokio::test]
 async fn a_machine_deployment_makes_nodes_of_free_macs_rolls_them_and_gives_them_back() -> Result<()> {
@@ -128,6 +129,18 @@ async fn a_mac_that_burns_down_is_replaced() -> Result<()> {
     let (old, id) =
         (name(&machines[0]), machines[0]["status"]["serverID"].as_str().context("a host")?.to_owned());
 
+    // A Pod runs there, and one has a finalizer that only the agent of the Go provider would remove.
+    let pod = scene.run_pod(&old).await?;
+    until(&scene.pods(), &pod, "Running", DEADLINE, |pod| {
+        pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running")
+    })
+    .await?;
+    let legacy: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "legacy", "finalizers": ["tart-kubelet.tuist.dev/vm-cleanup"] },
+        "spec": { "nodeName": old, "containers": [{ "name": "main", "image": IMAGE }], "tolerations": [{ "operator": "Exists" }] },
+    }))?;
+    scene.pods().create(&PostParams::default(), &legacy).await?;
+
     // The Mac is gone, and so is its server.
     let at = scene.macs.iter().position(|(known, _)| *known == id).context("an unknown host")?;
     drop(scene.macs.remove(at));
@@ -142,5 +155,53 @@ async fn a_mac_that_burns_down_is_replaced() -> Result<()> {
         })
         .await?;
     assert_ne!(replaced[0]["status"]["serverID"], json!(id));
-    Ok(())
+    scene.nothing_is_left_of(&old).await
+}
+
+/// The agent of a new release ends as soon as it is started. One Mac finds out, and is put back to the old one.
+#[tokio::test]
+async fn an_agent_that_does_not_stay_halts_the_fleet_after_one_mac() -> Result<()> {
+    let Some(mut scene) = Scene::new("halted", 2).await? else { return Ok(()) };
+    scene.start_provider(&[]).await?;
+    scene.deploy("runners", 2, &json!({})).await?;
+    let before = scene.ready(2).await?;
+    let hash = |machine: &serde_json::Value| machine["status"]["hostConfigHash"].clone();
+    let old = hash(&before[0]);
+
+    let good = scene.break_agent()?;
+    scene.start_provider(&[]).await?;
+    let is = |machine: &serde_json::Value, wanted: &str| {
+        reason(machine, "HostUpToDate").is_some_and(|(_, reason)| reason == wanted)
+    };
+    let halted = scene
+        .machines_until("one machine that failed, and one that waits", |machines| {
+            machines.iter().any(|machine| is(machine, "RollFailed"))
+                && machines.iter().any(|machine| is(machine, "RollHalted"))
+        })
+        .await?;
+    let failed = halted.iter().find(|machine| is(machine, "RollFailed")).context("a machine")?;
+    for machine in &halted {
+        let known = before.iter().find(|one| name(one) == name(machine)).context("a machine")?;
+        assert_eq!(hash(machine), hash(known), "{}", machine["status"]);
+    }
+    let waits = halted.iter().find(|machine| is(machine, "RollHalted")).context("a machine")?;
+    ensure!(waits["status"]["tartKubeletUpdateAttempts"].is_null(), "{}", waits["status"]);
+
+    // An operator asks for another try, which is told.
+    scene.kubectl().run(["annotate", "samm", &name(failed), "tuist.dev/retry-roll=now"]).await?;
+    eventually("another try", DEADLINE, async || {
+        let events = scene.events("AgentRollRetried").await?;
+        ensure!(events.contains(&name(failed)), "{events}");
+        Ok(())
+    })
+    .await?;
+    // The next release is in order, and goes to both.
+    scene.mend_agent(good)?;
+    scene.start_provider(&[]).await?;
+    scene
+        .machines_until("machines with the next agent", |machines| {
+            machines.iter().all(|machine| is_true(machine, "HostUpToDate") && hash(machine) != old)
+        })
+        .await
+        .map(drop)
 }

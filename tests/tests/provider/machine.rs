@@ -10,9 +10,9 @@ use tart_kubelet_tests::wait::{eventually, until_gone};
 
 use super::scene::{DEADLINE, Scene, reason};
 
-const KIND: &str = "ScalewayAppleSiliconMachine";
+pub(crate) const KIND: &str = "ScalewayAppleSiliconMachine";
 
-fn machine(name: &str, metadata: &Value, spec: &Value) -> Result<DynamicObject> {
+pub(crate) fn machine(name: &str, metadata: &Value, spec: &Value) -> Result<DynamicObject> {
     let mut meta = json!({ "name": name });
     for (key, value) in metadata.as_object().context("an object")? {
         meta[key] = value.clone();

@@ -285,6 +285,20 @@ impl Scene {
         Ok(())
     }
 
+    /// The agent of a release that does not stay. Returns the one before.
+    pub(crate) fn break_agent(&mut self) -> Result<PathBuf> {
+        let broken = self.directory.join("tart-kubelet-broken");
+        let script = "#!/bin/sh\ncase \"$*\" in *--node-name*) exit 1 ;; esac\necho tart-kubelet 9.9.9\n";
+        programs::write(&broken, script)?;
+        Ok(std::mem::replace(&mut self.agent, broken))
+    }
+
+    /// The agent of the release after that.
+    pub(crate) fn mend_agent(&mut self, good: PathBuf) -> Result<()> {
+        self.agent = good;
+        self.new_agent()
+    }
+
     pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
         let (group, version, plural) = match kind {
             "ScalewayAppleSiliconMachine" => {
@@ -385,6 +399,27 @@ impl Scene {
         let tokens = all.run(["get", "secrets", "-n", "kube-system", "-o", of_token]).await?;
         ensure!(!tokens.contains(machine), "{tokens}");
         Ok(())
+    }
+
+    /// Whether no secret is in what the provider shows: its log, Events, objects and command lines on a Mac.
+    pub(crate) async fn shows_no_secret(&self, mac: &MacHost, secrets: &[&str]) -> Result<()> {
+        let mut shown = vec![self.provider()?.log()?, mac.calls()?.join("\n"), mac.log()?];
+        for kind in ["events", "samm,machines,machinedeployments,clusters"] {
+            shown.push(self.kubectl().run(["get", kind, "-o", "yaml"]).await?);
+        }
+        shown.push(self.control_plane.kubectl().run(["get", "nodes,csr", "-o", "yaml"]).await?);
+        for secret in secrets {
+            let at = shown.iter().find(|text| text.contains(secret));
+            let near = at.and_then(|text| text.lines().find(|line| line.contains(secret)));
+            ensure!(at.is_none(), "{secret} is shown: {near:?}");
+        }
+        Ok(())
+    }
+
+    /// The lines of the private key that opens the hosts.
+    pub(crate) fn private_key(&self) -> Result<String> {
+        let text = std::fs::read_to_string(self.directory.join("id_ed25519"))?;
+        text.lines().nth(1).map(str::to_owned).context("a key without a line")
     }
 
     /// The events of a reason, as people read them.

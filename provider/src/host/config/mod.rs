@@ -140,6 +140,16 @@ fn step(name: &'static str, parts: Vec<Part>) -> Step {
     Step { name, parts, is_required: false, is_first: false, deadline: SHORT }
 }
 
+/// Whether the agent has the certificate that it asks for with its join token. What cannot be looked at is not there.
+pub(crate) async fn has_joined<R: Remote>(mac: &R) -> bool {
+    let read = mac.read_file(AGENT_KUBECONFIG).await.ok().flatten().unwrap_or_default();
+    String::from_utf8_lossy(&read).contains(&own_certificate())
+}
+
+fn own_certificate() -> String {
+    format!("{AGENT_STATE_DIR}/{OWN_CERTIFICATE}")
+}
+
 impl HostConfig {
     /// The steps that make a Mac like this, in order. A first bootstrap and every later roll take all of them.
     pub(crate) fn steps(&self) -> Vec<Step> {
@@ -240,7 +250,7 @@ impl HostConfig {
             Credential::Kubeconfig(secret) => (AGENT_KUBECONFIG, Contents::Secret(secret.clone())),
             Credential::Bootstrap(secret) | Credential::Join(secret) => {
                 let (other, secret) = (AGENT_KUBECONFIG.to_owned(), secret.clone());
-                let own = format!("{AGENT_STATE_DIR}/{OWN_CERTIFICATE}");
+                let own = own_certificate();
                 let is_always = matches!(self.credential, Credential::Join(_));
                 (BOOTSTRAP_KUBECONFIG, Contents::Until { other, own, is_always, secret })
             }
