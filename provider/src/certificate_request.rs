@@ -90,8 +90,14 @@ mod tests {
             SanType::IpAddress("10.0.0.1".parse().unwrap()),
         ];
         let read = parse(&pem("system:nodes", sans)).unwrap();
-        assert_eq!((read.common_names, read.organizations), (vec!["system:node:mac".to_owned()], vec!["system:nodes".to_owned()]));
-        assert_eq!((read.dns_names, read.addresses), (["mac".to_owned()].into(), ["10.0.0.1".parse().unwrap()].into()));
+        assert_eq!(
+            (read.common_names, read.organizations),
+            (vec!["system:node:mac".to_owned()], vec!["system:nodes".to_owned()])
+        );
+        assert_eq!(
+            (read.dns_names, read.addresses),
+            (["mac".to_owned()].into(), ["10.0.0.1".parse().unwrap()].into())
+        );
         assert!(!read.has_other_names);
         let uri = vec![SanType::URI("spiffe://x".try_into().unwrap())];
         assert!(parse(&pem("system:nodes", uri)).unwrap().has_other_names);

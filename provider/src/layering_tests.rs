@@ -95,6 +95,7 @@ fn the_architecture_names_the_modules_of_the_manager_in_this_order() {
     let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let named: Vec<&str> = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     assert!(named.len() > 7, "{named:?}");
-    let places: Vec<_> = named.iter().map(|name| ORDER.iter().position(|known| known == name).unwrap()).collect();
+    let places: Vec<_> =
+        named.iter().map(|name| ORDER.iter().position(|known| known == name).unwrap()).collect();
     assert!(places.is_sorted(), "{named:?}");
 }

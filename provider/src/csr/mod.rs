@@ -99,7 +99,8 @@ impl Approver {
             Answer::Deny(problem) => {
                 warn!(request = request.name_any(), machine = name, problem, "denied");
                 self.answer(request, "Denied", "MachineDiffers", &problem).await?;
-                let words = format!("the certificate signing request {} is denied: {problem}", request.name_any());
+                let words =
+                    format!("the certificate signing request {} is denied: {problem}", request.name_any());
                 self.events.say(&machine, EventType::Warning, "CertificateDenied", &words).await;
             }
         }

@@ -18,7 +18,9 @@ pub(super) async fn act(
 ) -> Result<(), String> {
     tokio::pin!(acting, kept);
     // Another provider may act from now on: this one ends at once, whatever it is doing.
-    let is_lost = |reason: String| -> Result<(), String> { Err(format!("this provider is not the leader any more: {reason}")) };
+    let is_lost = |reason: String| -> Result<(), String> {
+        Err(format!("this provider is not the leader any more: {reason}"))
+    };
     tokio::select! {
         () = &mut acting => return Err("the watches have ended".to_owned()),
         reason = &mut kept => return is_lost(reason),

@@ -146,7 +146,11 @@ mod tests {
             (host("6", "builders-6"), Free, Free),
             (host("7", &free), Free, Free),
             (host("8", "tuist-claim-pending-8"), orphan(OrphanHost::Pending), orphan(OrphanHost::Pending)),
-            (host("9", "tuist-quarantined-a"), orphan(OrphanHost::Quarantined), orphan(OrphanHost::Quarantined)),
+            (
+                host("9", "tuist-quarantined-a"),
+                orphan(OrphanHost::Quarantined),
+                orphan(OrphanHost::Quarantined),
+            ),
             (host("10", "office"), orphan(OrphanHost::NoMachine), Foreign),
         ] {
             assert_eq!(standing(&host, &settings(None), &records), reported, "{}", host.name);

@@ -62,7 +62,9 @@ impl ReclaimMetrics {
         }
         for reason in OrphanHost::ALL {
             let labels = OrphanLabels { zone: zone.to_string(), reason: reason.as_str() };
-            self.orphans.get_or_create(&labels).set(number(&|standing| *standing == Standing::Orphan(reason)));
+            self.orphans
+                .get_or_create(&labels)
+                .set(number(&|standing| *standing == Standing::Orphan(reason)));
         }
     }
 

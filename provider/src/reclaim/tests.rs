@@ -174,7 +174,8 @@ async fn a_host_that_is_renamed_since_the_scan_is_left_alone() {
 
 #[tokio::test]
 async fn all_hosts_are_counted_by_whose_they_are() {
-    let scene = Scene::new(&["tuist-pool-1", "tuist-pool-2", "office", "runner-9", "tuist-claim-pending-1"]).await;
+    let scene =
+        Scene::new(&["tuist-pool-1", "tuist-pool-2", "office", "runner-9", "tuist-claim-pending-1"]).await;
     scene.adopted(&scene.pool(), "runner-1").await;
     let reclaimer = reclaimer(&scene, GATE);
     reclaimer.cycle().await.unwrap();

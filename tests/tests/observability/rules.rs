@@ -39,7 +39,8 @@ const DOCUMENTATION: &str = "https://github.com/tuist/tart-kubelet/blob/main/";
 fn every_alert_says_what_to_do() -> Result<()> {
     let rules = std::fs::read_to_string(observability().join("rules.yaml"))?;
     let alerts = rules.matches("- alert: ").count();
-    let runbooks: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")).collect();
+    let runbooks: Vec<_> =
+        rules.lines().filter_map(|line| line.trim().strip_prefix("runbook_url: ")).collect();
     assert_eq!(alerts, runbooks.len());
     for runbook in runbooks {
         let runbook = runbook.strip_prefix(DOCUMENTATION).with_context(|| runbook.to_owned())?;

@@ -153,8 +153,13 @@ impl Scene {
 
     /// The accounts and rights that the real helm makes of the chart: those of the provider, and those with which Cluster API looks at the Nodes.
     async fn give_rights(&self) -> Result<()> {
-        const KINDS: [&str; 5] =
-            ["kind: ServiceAccount", "kind: ClusterRole", "kind: ClusterRoleBinding", "kind: Role", "kind: RoleBinding"];
+        const KINDS: [&str; 5] = [
+            "kind: ServiceAccount",
+            "kind: ClusterRole",
+            "kind: ClusterRoleBinding",
+            "kind: Role",
+            "kind: RoleBinding",
+        ];
         const TOKEN: &str = "type: kubernetes.io/service-account-token";
         let name = format!("fullnameOverride={:?}", self.namespace);
         let server = format!("provider.apiServerURL={:?}", self.control_plane.server());
