@@ -80,7 +80,7 @@ impl Controllers {
                     machine.namespace() == namespace && machine.labels().get(CLUSTER_NAME) == Some(&name)
                 })
             }))
-            .graceful_shutdown_on(until(stopped.clone()));
+            .graceful_shutdown_on(until(stopped.clone(), store.clone()));
         let approver = Approver {
             client: client.clone(),
             machines: store.clone(),
@@ -106,14 +106,16 @@ impl Controllers {
 
         let clusters = Controller::new(api::<TuistCluster>(client, of), all());
         let stubs = clusters.store();
+        let listed = stubs.clone();
         let clusters = clusters
             .watches(api::<Cluster>(client, of), all(), move |cluster: Cluster| {
                 let of = stubs.state_filter(|stub| is_of(&cluster, stub));
                 of.iter().map(|stub| ObjectRef::from_obj(stub.as_ref())).collect::<Vec<_>>()
             })
-            .graceful_shutdown_on(until(stopped.clone()));
-        let requests = Controller::new(Api::<CertificateSigningRequest>::all(client.clone()), all())
-            .graceful_shutdown_on(until(stopped));
+            .graceful_shutdown_on(until(stopped.clone(), listed));
+        let requests = Controller::new(Api::<CertificateSigningRequest>::all(client.clone()), all());
+        let listed = requests.store();
+        let requests = requests.graceful_shutdown_on(until(stopped, listed));
         Self {
             machines,
             reconciler: Arc::new(reconciler),
@@ -208,7 +210,13 @@ fn slim(node: &mut Node) {
     }
 }
 
-async fn until(mut stopped: watch::Receiver<bool>) {
-    // An error: the manager is gone.
+/// The end of a controller. One that is ended before its first list never returns.
+async fn until<K>(mut stopped: watch::Receiver<bool>, listed: Store<K>)
+where
+    K: reflector::Lookup + Clone + 'static,
+    K::DynamicType: std::hash::Hash + Eq + Clone,
+{
+    // An error: the manager is gone, or the watch.
     let _ = stopped.wait_for(|stopped| *stopped).await;
+    let _ = listed.wait_until_ready().await;
 }

@@ -51,7 +51,7 @@ mod tests {
 
     /// A pass that needs as long as it may: longer than a Lease lasts that is not renewed.
     async fn pass() {
-        sleep(SHUTDOWN_DEADLINE - Duration::from_secs(1)).await;
+        sleep(SHUTDOWN_DEADLINE.saturating_sub(Duration::from_secs(1))).await;
     }
 
     #[tokio::test(start_paused = true)]

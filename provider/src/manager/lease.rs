@@ -239,7 +239,7 @@ mod tests {
     /// the very beginning of the call.
     #[tokio::test(start_paused = true)]
     async fn a_leader_ends_well_before_another_begins_however_long_calls_take() {
-        let slow = CALL_DEADLINE - Duration::from_millis(1);
+        let slow = CALL_DEADLINE.saturating_sub(Duration::from_millis(1));
         for renewals in 0..3 {
             let mut lease = Lease::new(api_server(renewals, slow), "default", "me".to_owned());
             let metadata = ObjectMeta { name: Some(NAME.to_owned()), ..ObjectMeta::default() };

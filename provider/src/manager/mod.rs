@@ -114,7 +114,7 @@ pub(crate) async fn run(
         tokio::join!(acting, reclaiming);
     };
     let kept = async { if config.leader_elect { lease.keep().await } else { std::future::pending().await } };
-    leader::act(acting, kept, end, &stop).await?;
+    Box::pin(leader::act(acting, kept, end, &stop)).await?;
     if config.leader_elect {
         lease.give_up().await;
     }

@@ -59,6 +59,7 @@ enum Step {
     Delete(u8),
     ForceDelete(u8),
     SetPaused(u8, bool),
+    PauseCluster(bool),
     /// Its host cannot be bootstrapped.
     Fail(u8),
     /// An operator hands all hosts back that are in quarantine.
@@ -109,6 +110,7 @@ impl ReferenceStateMachine for Reference {
             3 => machine.clone().prop_map(Step::Delete),
             1 => machine.clone().prop_map(Step::ForceDelete),
             1 => (machine.clone(), any::<bool>()).prop_map(|(machine, paused)| Step::SetPaused(machine, paused)),
+            1 => prop_oneof![1 => Just(true), 2 => Just(false)].prop_map(Step::PauseCluster),
             2 => machine.clone().prop_map(Step::Fail),
             1 => Just(Step::HandBack),
             9 => (machine.clone(), death.clone()).prop_map(|(machine, death)| Step::Reconcile(machine, death)),
@@ -147,7 +149,7 @@ struct Fleet {
     leader: Arc<ScalewayPool>,
     deleting: BTreeSet<String>,
     paused: BTreeSet<String>,
-    /// Whether the pause is one of the whole Cluster.
+    /// All machines are paused, with their Cluster.
     is_cluster_paused: bool,
     /// Machines whose hosts are to be given up.
     failed: BTreeSet<String>,
@@ -231,7 +233,8 @@ impl Fleet {
     async fn pass(&self, name: &str) -> Option<Record> {
         let to = match self.decide(name) {
             Decided::Claim(_) => {
-                assert!(!self.paused.contains(name), "{name} is paused and claims a host");
+                let is_paused = self.is_cluster_paused || self.paused.contains(name);
+                assert!(!is_paused, "{name} is paused and claims a host");
                 return self.leader.claim(&request(name)).await.ok().map(|host| Record::Host(host.id));
             }
             Decided::Delete => Destination::Pool,
@@ -458,6 +461,7 @@ impl StateMachineTest for Model {
                     fleet.failed.insert(name(machine));
                 }
             }
+            Step::PauseCluster(is_paused) => fleet.is_cluster_paused = is_paused,
             Step::HandBack => fleet.hand_back(),
             Step::SetPaused(machine, true) => {
                 fleet.paused.insert(name(machine));

@@ -71,6 +71,24 @@ async fn a_provider_that_is_told_to_end_during_a_claim_finishes_it() -> Result<(
     Ok(())
 }
 
+/// Nothing has begun: there is nothing to wait for.
+#[tokio::test]
+async fn a_provider_that_is_told_to_end_at_its_beginning_ends_at_once() -> Result<()> {
+    let Some(mut scene) = Scene::new("early", 0).await? else { return Ok(()) };
+    scene.start_provider(&[]).await?;
+    let provider = scene.provider()?;
+    eventually("a leader", DEADLINE, async || {
+        ensure!(provider.log()?.contains("is the leader"), "{}", provider.last_lines());
+        Ok(())
+    })
+    .await?;
+    provider.signal(Signal::SIGTERM)?;
+    let ended = provider.wait_for_exit(DEADLINE).await?;
+    let log = provider.log()?;
+    ensure!(ended.success() && !log.contains("broken off"), "{ended}: {log}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_standby_waits_and_takes_over_when_the_leader_is_killed() -> Result<()> {
     let Some(mut scene) = Scene::new("standby", 0).await? else { return Ok(()) };
