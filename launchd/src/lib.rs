@@ -6,7 +6,7 @@
 //! ```text
 //! Job ──► to_plist ──┐
 //!                    ▼
-//! roll: observe (launchctl print, the plist on disk) ──► plan ──► kickstart -k, or write, enable, bootout, bootstrap ──► settle
+//! roll: observe (launchctl print, the plist on disk) ──► plan ──► kickstart -k, or write, enable, bootout and bootstrap ──► settle
 //! ```
 
 mod agent_job;
@@ -24,6 +24,6 @@ pub use agent_job::{
 pub use host::{Access, Call, CallOutput, Host, HostError, Owner};
 pub use job::{Job, JobError, ProcessType, ResourceLimits};
 pub use label::{BadLabel, Label};
-pub use launchctl::{Domain, ExitCode, LastExit, Launchctl, LaunchctlError, Registration, Service};
+pub use launchctl::{Domain, ExitCode, LastExit, Launchctl, LaunchctlError, Registration, Reloaded, Service};
 pub use local_host::LocalHost;
-pub use roll::{Diagnosis, Fallback, Roll, RollError, Rolled, roll};
+pub use roll::{Diagnosis, Fallback, Outdated, Roll, RollError, Rolled, longest_roll, roll};

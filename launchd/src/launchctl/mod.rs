@@ -2,9 +2,12 @@
 
 mod exit_code;
 mod print;
+mod reload;
 
 pub use exit_code::ExitCode;
 pub use print::{LastExit, Registration, Service};
+pub use reload::Reloaded;
+pub(crate) use reload::reload_deadline;
 
 use std::fmt;
 use std::time::Duration;
@@ -135,11 +138,6 @@ impl<'h, H: Host> Launchctl<'h, H> {
                 Registration::Loaded(_) => sleep(POLL).await,
             }
         }
-    }
-
-    /// Loads the job of a property list.
-    pub async fn bootstrap(&self, plist: &str) -> Result<(), LaunchctlError> {
-        self.change(&["bootstrap", &self.domain.to_string(), plist], |code| code == ExitCode::Success).await
     }
 
     /// Starts a loaded job that does not run. For one that runs this does nothing.

@@ -13,6 +13,7 @@ mod tests;
 
 pub use diagnosis::Diagnosis;
 pub use error::{Fallback, RollError};
+pub use plan::Outdated;
 
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::host::{Access, Call, Host};
 use crate::job::Job;
-use crate::launchctl::{Launchctl, LaunchctlError, Registration};
+use crate::launchctl::{Launchctl, LaunchctlError, Registration, Reloaded, reload_deadline};
 use plan::{Plan, PlistOnDisk, plan};
 use settle::{Next, Settle};
 
@@ -40,8 +41,8 @@ pub struct Roll<'a> {
     pub job: &'a Job,
     /// The file of its property list.
     pub plist: &'a str,
-    /// Whether a running process is outdated although the property list is not, for instance by a new binary.
-    pub restart: bool,
+    /// What is outdated although the property list is not.
+    pub outdated: Outdated,
     /// The old program under another name. A roll that fails renames it back.
     pub previous_program: Option<&'a str>,
 }
@@ -66,6 +67,19 @@ pub enum Rolled {
     },
 }
 
+/// The longest that a roll may take while launchd answers, with the old job put back in the end.
+pub fn longest_roll(job: &Job) -> Duration {
+    let once = reload_deadline(patience(job, None)) + settle::deadline(job) * 2;
+    once * 2
+}
+
+/// How long a job may take to end. The old job may have had more time to end than the new one has.
+fn patience(job: &Job, loaded: Option<&Registration>) -> Duration {
+    let service = loaded.and_then(Registration::service);
+    let old = service.and_then(|service| service.exit_timeout).unwrap_or_default();
+    Duration::from_secs(old.max(job.exit_time_out.into())) + SLACK
+}
+
 /// Rolls a job.
 pub async fn roll<H: Host>(host: &H, roll: &Roll<'_>) -> Result<Rolled, RollError> {
     let wanted = roll.job.to_plist()?;
@@ -81,7 +95,7 @@ pub async fn roll<H: Host>(host: &H, roll: &Roll<'_>) -> Result<Rolled, RollErro
         Some(bytes) if *bytes == wanted => PlistOnDisk::Same,
         Some(_) => PlistOnDisk::Different,
     };
-    let plan = plan(roll.job, roll.plist, on_disk, &loaded, roll.restart);
+    let plan = plan(roll.job, roll.plist, on_disk, &loaded, roll.outdated);
     if acting.launchctl.is_disabled(&roll.job.label).await? {
         // launchd would not load it at the next boot.
         acting.launchctl.enable(&roll.job.label).await?;
@@ -152,27 +166,27 @@ impl<H: Host> Acting<'_, H> {
             self.host.write_file(self.roll.plist, contents, &Access::root(PLIST_MODE)).await?;
         }
         self.launchctl.enable(label).await?;
-        // The old job may have had more time to end than the new one has.
-        let old_timeout = loaded.service().and_then(|service| service.exit_timeout).unwrap_or_default();
-        let patience = Duration::from_secs(old_timeout.max(job.exit_time_out.into())) + SLACK;
-        if let Err(seen) = self.launchctl.unload(label, patience).await? {
-            return Ok(Err(Failure { diagnosis: Diagnosis::StillLoaded, seen }));
-        }
+        let patience = patience(job, Some(loaded));
         let start = Instant::now();
         loop {
-            let error = match self.launchctl.bootstrap(self.roll.plist).await {
-                Ok(()) => return Ok(Ok(())),
-                Err(error) => error,
+            let code = match self.launchctl.reload(label, self.roll.plist, patience).await? {
+                Reloaded::Loaded => return Ok(Ok(())),
+                Reloaded::StillLoaded => {
+                    let seen = self.launchctl.print(label).await?;
+                    return Ok(Err(Failure { diagnosis: Diagnosis::StillLoaded, seen }));
+                }
+                Reloaded::Refused(code) => code,
             };
-            let LaunchctlError::Failed { code, .. } = &error else { return Err(error.into()) };
             let seen = self.launchctl.print(label).await?;
             if seen.service().is_some_and(|service| service.is_of(job, self.roll.plist)) {
-                // "Already bootstrapped": an earlier attempt was late, or another program was faster.
+                // "Already bootstrapped": another program was faster.
                 return Ok(Ok(()));
             }
-            if !code.is_bootstrap_retried() || start.elapsed() >= patience {
+            // A job that is not there was tried often enough. One that is there is another program's, and is ended once more.
+            let is_over = seen == Registration::NotLoaded || start.elapsed() >= patience;
+            if !code.is_bootstrap_retried() || is_over {
                 let is_disabled = self.launchctl.is_disabled(label).await?;
-                return Ok(Err(Failure { diagnosis: Diagnosis::of_refused(*code, is_disabled), seen }));
+                return Ok(Err(Failure { diagnosis: Diagnosis::of_refused(code, is_disabled), seen }));
             }
             sleep(POLL).await;
         }

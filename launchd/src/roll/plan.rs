@@ -28,12 +28,30 @@ pub(super) enum Plan {
     },
 }
 
-/// Chooses the way. `restart` says that a running process is outdated, for instance by a new binary.
-pub(super) fn plan(job: &Job, path: &str, plist: PlistOnDisk, loaded: &Registration, restart: bool) -> Plan {
+/// What is known to be old although the property list on the disk is not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outdated {
+    /// Nothing.
+    Nothing,
+    /// The process: it runs an old binary, or has read an old file.
+    Process,
+    /// What launchd has loaded. `launchctl print` does not show all of a definition.
+    Definition,
+}
+
+/// Chooses the way.
+pub(super) fn plan(
+    job: &Job,
+    path: &str,
+    plist: PlistOnDisk,
+    loaded: &Registration,
+    outdated: Outdated,
+) -> Plan {
+    let is_known = plist == PlistOnDisk::Same && outdated != Outdated::Definition;
     match loaded.service() {
         // A roll that died after it wrote the property list has left launchd with the old definition: the bytes alone do not tell.
-        Some(service) if plist == PlistOnDisk::Same && service.is_of(job, path) => match service.pid {
-            Some(_) if !restart => Plan::Keep,
+        Some(service) if is_known && service.is_of(job, path) => match service.pid {
+            Some(_) if outdated == Outdated::Nothing => Plan::Keep,
             _ => Plan::Restart,
         },
         _ => Plan::Register { write: plist != PlistOnDisk::Same },
@@ -57,6 +75,7 @@ mod tests {
 
     #[test]
     fn a_job_is_registered_anew_only_when_its_definition_changes() {
+        use Outdated::{Definition, Nothing, Process};
         use PlistOnDisk::{Different, Missing, Same};
         let running = || loaded(Some(7), Some(job().program_arguments));
         let ended = || loaded(None, None);
@@ -64,23 +83,25 @@ mod tests {
         let unloaded = || Registration::NotLoaded;
         let register = |write| Plan::Register { write };
         let table = [
-            (Same, running(), false, Plan::Keep),
-            (Same, running(), true, Plan::Restart),
-            (Same, ended(), false, Plan::Restart),
-            (Same, ended(), true, Plan::Restart),
-            (Same, outdated(), false, register(false)),
-            (Same, unloaded(), false, register(false)),
-            (Different, running(), false, register(true)),
-            (Different, running(), true, register(true)),
-            (Different, unloaded(), true, register(true)),
-            (Missing, running(), false, register(true)),
-            (Missing, unloaded(), false, register(true)),
+            (Same, running(), Nothing, Plan::Keep),
+            (Same, running(), Process, Plan::Restart),
+            (Same, running(), Definition, register(false)),
+            (Same, ended(), Nothing, Plan::Restart),
+            (Same, ended(), Process, Plan::Restart),
+            (Same, outdated(), Nothing, register(false)),
+            (Same, unloaded(), Nothing, register(false)),
+            (Different, running(), Nothing, register(true)),
+            (Different, running(), Process, register(true)),
+            (Different, running(), Definition, register(true)),
+            (Different, unloaded(), Process, register(true)),
+            (Missing, running(), Nothing, register(true)),
+            (Missing, unloaded(), Nothing, register(true)),
         ];
-        for (plist, loaded, restart, wanted) in table {
+        for (plist, loaded, outdated, wanted) in table {
             assert_eq!(
-                plan(&job(), AGENT_PLIST, plist, &loaded, restart),
+                plan(&job(), AGENT_PLIST, plist, &loaded, outdated),
                 wanted,
-                "{plist:?} {loaded:?} {restart}"
+                "{plist:?} {loaded:?} {outdated:?}"
             );
         }
     }
@@ -89,16 +110,18 @@ mod tests {
         #[test]
         fn a_plan_follows_its_rules(
             plist in prop::sample::select(&[PlistOnDisk::Missing, PlistOnDisk::Different, PlistOnDisk::Same][..]),
-            is_loaded: bool, is_ours: bool, pid in prop::option::of(1_u32..99), restart: bool,
+            is_loaded: bool, is_ours: bool, pid in prop::option::of(1_u32..99),
+            outdated in prop::sample::select(&[Outdated::Nothing, Outdated::Process, Outdated::Definition][..]),
         ) {
             let arguments = if is_ours { job().program_arguments } else { vec!["/other".to_owned()] };
             let registration = if is_loaded { loaded(pid, Some(arguments)) } else { Registration::NotLoaded };
-            let same = is_loaded && is_ours && plist == PlistOnDisk::Same;
-            match plan(&job(), AGENT_PLIST, plist, &registration, restart) {
+            let is_known = outdated != Outdated::Definition;
+            let same = is_loaded && is_ours && is_known && plist == PlistOnDisk::Same;
+            match plan(&job(), AGENT_PLIST, plist, &registration, outdated) {
                 // A job that is loaded with the same definition is never registered again.
                 Plan::Register { write } => prop_assert!(!same && write == (plist != PlistOnDisk::Same)),
-                Plan::Restart => prop_assert!(same && (restart || pid.is_none())),
-                Plan::Keep => prop_assert!(same && !restart && pid.is_some()),
+                Plan::Restart => prop_assert!(same && (outdated == Outdated::Process || pid.is_none())),
+                Plan::Keep => prop_assert!(same && outdated == Outdated::Nothing && pid.is_some()),
             }
         }
     }

@@ -13,6 +13,11 @@ const SPAWN: Duration = Duration::from_secs(2);
 /// How long a job may take to come to rest, beside the time that the old process has to end: one throttled start and a stable time.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The longest that a job may take to come to rest.
+pub(super) fn deadline(job: &Job) -> Duration {
+    PATIENCE + Duration::from_secs(job.exit_time_out.into()) + STABLE
+}
+
 /// The next step of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
@@ -67,8 +72,8 @@ impl<'a> Settle<'a> {
             return Next::Start;
         }
         // A process that has come late gets its stable time.
-        let deadline = PATIENCE + Duration::from_secs(self.job.exit_time_out.into());
-        let is_over = elapsed >= deadline && (self.candidate.is_none() || elapsed >= deadline + STABLE);
+        let last = deadline(self.job);
+        let is_over = elapsed + STABLE >= last && (self.candidate.is_none() || elapsed >= last);
         if is_over { Next::GiveUp } else { Next::Wait }
     }
 }

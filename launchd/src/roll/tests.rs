@@ -101,6 +101,38 @@ impl ScriptedMac {
         model.calls.iter().filter(is_change).cloned().collect()
     }
 
+    fn launchctl(&self, arguments: &[&str]) -> i32 {
+        let mut model = self.model();
+        model.tick();
+        model.launchctl(arguments).0
+    }
+
+    /// What the script does that ends a job and loads it again.
+    async fn reload(&self, [domain, target, plist]: [&str; 3], tries: u32) -> CallOutput {
+        let ended =
+            |code, word: &str| CallOutput { code, stdout: format!("{word}\n"), stderr: String::new() };
+        let code = self.launchctl(&["bootout", target]);
+        if !ExitCode::from(code).is_booted_out() {
+            return ended(code, "bootout");
+        }
+        let mut left = tries;
+        while self.launchctl(&["print", target]) != 113 {
+            left -= 1;
+            if left == 0 {
+                return ended(1, "print");
+            }
+            sleep(POLL).await;
+        }
+        for _ in 0..tries {
+            let code = self.launchctl(&["bootstrap", domain, plist]);
+            if !ExitCode::from(code).is_bootstrap_retried() {
+                return ended(code, "bootstrap");
+            }
+            sleep(POLL).await;
+        }
+        ended(5, "bootstrap")
+    }
+
     async fn roll(&self, flag: &str, restart: bool) -> Result<Rolled, RollError> {
         self.roll_with(flag, restart, None).await
     }
@@ -112,7 +144,8 @@ impl ScriptedMac {
         previous: Option<&str>,
     ) -> Result<Rolled, RollError> {
         let job = job(flag);
-        roll(self, &Roll { job: &job, plist: AGENT_PLIST, restart, previous_program: previous }).await
+        let outdated = if restart { Outdated::Process } else { Outdated::Nothing };
+        roll(self, &Roll { job: &job, plist: AGENT_PLIST, outdated, previous_program: previous }).await
     }
 }
 
@@ -232,6 +265,9 @@ fn print(loaded: &Loaded) -> String {
 
 impl Host for ScriptedMac {
     async fn run(&self, call: Call<'_>) -> Result<CallOutput, HostError> {
+        if let ["/bin/sh", "-c", _, "sh", "/bin/launchctl", domain, target, plist, tries] = call.argv {
+            return Ok(self.reload([domain, target, plist], tries.parse().unwrap()).await);
+        }
         let mut model = self.model();
         model.tick();
         let (code, stdout) = match call.argv {
@@ -423,4 +459,15 @@ async fn a_job_that_launchd_forgets_is_told() {
     let (diagnosis, _, words) = failure(mac.roll("--a", false).await);
     assert_eq!(diagnosis, Diagnosis::Dropped, "{words}");
     assert!(words.contains("launchd says: not loaded"), "{words}");
+}
+
+/// Its umask is nothing that `launchctl print` shows: the bytes and what launchd says are those of the new definition.
+#[tokio::test(start_paused = true)]
+async fn a_definition_that_launchd_may_not_have_is_registered_anew() {
+    let mac = ScriptedMac::running("--a").await;
+    let job = job("--a");
+    let outdated = Outdated::Definition;
+    let again = Roll { job: &job, plist: AGENT_PLIST, outdated, previous_program: None };
+    assert_eq!(roll(&mac, &again).await.unwrap(), Rolled::Registered { pid: 101 });
+    assert_eq!(mac.changes(), REGISTER[1..]);
 }
