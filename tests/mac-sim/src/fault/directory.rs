@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::{Call, Fault, FaultError, NthCall, duration};
 use crate::settings::{HostDirectory, SIMULATOR};
@@ -69,6 +69,11 @@ impl FaultDirectory {
     pub fn hits_label(&self, fault: Fault, label: &str) -> Result<bool, FaultError> {
         let parameter = self.parameter(fault)?;
         Ok(parameter.is_some_and(|text| text.is_empty() || text.split_whitespace().any(|word| word == label)))
+    }
+
+    /// Since when a fault is on; `None` if it is off.
+    pub fn since(&self, fault: Fault) -> Option<SystemTime> {
+        fs::metadata(self.path.join(fault.file_name())).and_then(|metadata| metadata.modified()).ok()
     }
 
     /// Whether a fault of calls is on for this program and its arguments.

@@ -82,6 +82,8 @@ faults! {
             "Background Task Management denies these jobs: they are not loaded at boot, and never started, not even by `kickstart`"
         CodesignKill "codesign-kill" (Parameter::Labels)
             "the kernel kills these jobs at their start because of their signature, however they are signed"
+        CodesignKillNew "codesign-kill-new" (Parameter::Labels)
+            "the same for a program that was written after the fault was switched on; older ones run"
         SlowBootout "slow-bootout" (Parameter::Duration)
             "a job that was booted out stays in launchd's table for that long after its process is gone"
         SpawnThrottle "spawn-throttle" (Parameter::Duration)

@@ -48,10 +48,18 @@ fn any_child_left() -> bool {
 }
 
 impl Launchd {
+    /// Whether a job's program was written after the fault was switched on that kills new ones.
+    fn is_killed_as_new(&self, key: &Key) -> bool {
+        let Some(since) = self.faults.since(Fault::CodesignKillNew) else { return false };
+        let Some(job) = self.jobs.get(key) else { return false };
+        let written = std::fs::metadata(&job.definition.program).and_then(|metadata| metadata.modified());
+        self.hits(Fault::CodesignKillNew, &key.1) && written.is_ok_and(|written| written > since)
+    }
+
     /// Starts a job's process now.
     pub(super) fn spawn(&mut self, key: &Key) {
         let is_denied = self.hits(Fault::BtmDeny, &key.1);
-        let is_killed = self.hits(Fault::CodesignKill, &key.1);
+        let is_killed = self.hits(Fault::CodesignKill, &key.1) || self.is_killed_as_new(key);
         let Some(job) = self.jobs.get_mut(key) else { return };
         job.is_restarting = false;
         let waiting = std::mem::take(&mut job.waiting);

@@ -47,6 +47,10 @@ pub(super) fn pmset(words: &[String]) -> ExitCode {
             }
             ExitCode::SUCCESS
         }
+        ["-g", "assertions"] => {
+            assertions();
+            ExitCode::SUCCESS
+        }
         ["-a" | "-c", pairs @ ..] if !pairs.is_empty() => {
             if !is_root() {
                 eprintln!("'pmset' must be run as root...");
@@ -75,6 +79,30 @@ pub(super) fn pmset(words: &[String]) -> ExitCode {
             }
         }
         _ => not_simulated("pmset", words),
+    }
+}
+
+/// What keeps the Mac awake: each `caffeinate` that runs.
+fn assertions() {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let holders: Vec<String> = processes
+        .filter_map(|entry| {
+            let words = fs::read(entry.path().join("cmdline")).ok()?;
+            let program = words.split(|byte| *byte == 0).next()?;
+            let is_holder = program.rsplit(|byte| *byte == b'/').next() == Some(b"caffeinate");
+            is_holder.then(|| entry.file_name().to_string_lossy().into_owned())
+        })
+        .collect();
+    println!("Assertion status system-wide:");
+    for name in ["BackgroundTask", "UserIsActive", "PreventUserIdleDisplaySleep", "PreventSystemSleep"] {
+        println!("   {name:<30} 0");
+    }
+    println!("   {:<30} {}", "PreventUserIdleSystemSleep", u8::from(!holders.is_empty()));
+    println!("Listed by owning process:");
+    for pid in holders {
+        println!(
+            "   pid {pid}(caffeinate): [0x0000000100000001] 00:00:01 PreventUserIdleSystemSleep named: \"caffeinate command-line tool\""
+        );
     }
 }
 
@@ -122,6 +150,7 @@ pub(super) fn systemsetup(words: &[String]) -> ExitCode {
         ["-setremotelogin", ..] => {
             println!("setremotelogin: Turning Remote Login on or off requires Full Disk Access privileges.");
         }
+        ["-setusingnetworktime", "on"] => println!("setUsingNetworkTime: On"),
         ["-getusingnetworktime"] => println!("Network Time: On"),
         ["-getcomputersleep"] => println!("Computer Sleep: {}", minutes("sleep")),
         ["-setcomputersleep", "Never" | "Off"] => return pmset(&["-a", "sleep", "0"].map(str::to_owned)),
