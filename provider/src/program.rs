@@ -92,7 +92,7 @@ async fn run_host(command: HostCommand) -> Result<bool, String> {
             };
             let inputs = Inputs { password: Some(read.map_err(|error| chain(&error))?), ..Inputs::default() };
             let mac = connect(&args.ssh, &args.keys).await?;
-            Ok(take(mac, &args.keys, &steps, &Mode::Apply(inputs), &Printer::of_one()).await)
+            Ok(take(mac, &steps, &Mode::Apply(inputs), &Printer::of_one()).await)
         }
         HostCommand::Plan(args) => on_macs(&args, &Mode::Plan, Begin::Anywhere).await,
         HostCommand::Roll(args) => {
@@ -157,7 +157,7 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
                 return Err(format!("{address} has no agent yet; `tart-provider host apply` installs it"));
             }
         }
-        Ok(take(connection, &args.keys, &mac.steps, mode, &mac.printer).await)
+        Ok(take(connection, &mac.steps, mode, &mac.printer).await)
     })
     .await;
     if let [Fared::Refused(words)] = fared.as_slice() {
@@ -252,10 +252,14 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
 }
 
 /// Takes the Mac through the steps, and prints how each goes. Whether none failed.
-async fn take(mut mac: Connection, keys: &KeyArgs, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
-    let host_key = match (&keys.host_key, &keys.known_hosts) {
-        (None, None) => format!(" (trusted with the host key {}; --host-key pins it)", mac.fingerprint()),
-        _ => String::new(),
+async fn take(mut mac: Connection, steps: &[Step], mode: &Mode, printer: &Printer) -> bool {
+    let host_key = if mac.is_learned() {
+        format!(
+            " (its host key {} is new here, is trusted from now on, and was added to ~/.ssh/known_hosts)",
+            mac.fingerprint()
+        )
+    } else {
+        String::new()
     };
     printer.line(&format!("{}{host_key}", mac.address()));
     mac.on_upload(printer.uploads());
@@ -274,7 +278,12 @@ async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, Str
     let policy = match (&keys.host_key, &keys.known_hosts) {
         (Some(fingerprint), _) => HostKeyPolicy::Pinned(fingerprint.clone()),
         (None, Some(path)) => HostKeyPolicy::KnownHosts(path.clone()),
-        (None, None) => HostKeyPolicy::TrustOnFirstUse,
+        (None, None) => {
+            let home = std::env::home_dir().filter(|home| home.is_absolute());
+            let home =
+                home.ok_or("there is no home directory with known hosts; give --known-hosts or --host-key")?;
+            HostKeyPolicy::Learned(home.join(".ssh/known_hosts"))
+        }
     };
     Connection::open(address, &key, &policy).await.map_err(|error| match &error {
         SshError::KeyRefused { key, .. } => format!("{error}.\n{}", progress::recovery(key)),

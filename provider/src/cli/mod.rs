@@ -74,7 +74,8 @@ pub(crate) struct KeyArgs {
     #[arg(long, short = 'i', env = "TART_PROVIDER_SSH_KEY", value_name = "FILE")]
     pub(crate) identity: PathBuf,
 
-    /// The fingerprint of the Mac's host key, as `ssh-keygen -l` prints it. Without it the first key is trusted, and printed
+    /// The fingerprint of the Mac's host key, as `ssh-keygen -l` prints it. Without it and --known-hosts the key must be the one in
+    /// `~/.ssh/known_hosts`; that of a Mac that is not there is trusted, printed and added
     #[arg(long, value_name = "SHA256:…", conflicts_with = "known_hosts")]
     pub(crate) host_key: Option<Fingerprint>,
 

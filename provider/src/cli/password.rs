@@ -3,10 +3,12 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 
-use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
+use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, Termios, tcgetattr, tcsetattr};
 
 use crate::host::Secret;
 
+/// What a terminal makes of Ctrl-C.
+const INTERRUPT: u8 = 3;
 /// No password is longer.
 const MAX: u64 = 1024;
 
@@ -25,6 +27,9 @@ pub(crate) enum PasswordError {
     /// It is what a provider shows in place of a password.
     #[error("`<sealed>` is no password: it stands for one that is no longer shown; set a new one on the Mac")]
     Sealed,
+    /// The user has typed Ctrl-C.
+    #[error("interrupted")]
+    Interrupted,
     /// It has a character that no password of macOS has.
     #[error("the password has a control character")]
     ControlCharacter,
@@ -42,14 +47,24 @@ pub(crate) fn from_stdin() -> Result<Secret, PasswordError> {
 pub(crate) fn ask(prompt: &str) -> Result<Secret, PasswordError> {
     let mut terminal =
         OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(PasswordError::NoTerminal)?;
-    write!(terminal, "{prompt}: ").map_err(PasswordError::Read)?;
     let mut line = Vec::new();
     {
+        // Before the prompt: what is typed at it is never shown.
         let _silent = Silent::new(&terminal).map_err(PasswordError::Read)?;
+        write!(&terminal, "{prompt}: ").map_err(PasswordError::Read)?;
         let mut input = BufReader::new((&terminal).take(MAX));
-        input.read_until(b'\n', &mut line).map_err(PasswordError::Read)?;
+        // The terminal hands a line over at Ctrl-C, too.
+        while !matches!(line.last(), Some(b'\n' | &INTERRUPT)) {
+            let piece = input.fill_buf().map_err(PasswordError::Read)?;
+            let Some(byte) = piece.first().copied() else { break };
+            line.push(byte);
+            input.consume(1);
+        }
     }
     let _ = writeln!(terminal);
+    if line.last() == Some(&INTERRUPT) {
+        return Err(PasswordError::Interrupted);
+    }
     check(line)
 }
 
@@ -65,7 +80,8 @@ fn check(mut line: Vec<u8>) -> Result<Secret, PasswordError> {
     }
 }
 
-/// A terminal that does not show what is typed, until this is dropped.
+/// A terminal that does not show what is typed, until this is dropped. Ctrl-C ends the line instead of this program, which would leave the
+/// terminal as it is.
 struct Silent<'a> {
     terminal: &'a File,
     before: Termios,
@@ -75,7 +91,8 @@ impl<'a> Silent<'a> {
     fn new(terminal: &'a File) -> io::Result<Self> {
         let before = tcgetattr(terminal)?;
         let mut silent = before.clone();
-        silent.local_flags.remove(LocalFlags::ECHO);
+        silent.local_flags.remove(LocalFlags::ECHO | LocalFlags::ISIG);
+        silent.control_chars[SpecialCharacterIndices::VEOL as usize] = INTERRUPT;
         tcsetattr(terminal, SetArg::TCSAFLUSH, &silent)?;
         Ok(Self { terminal, before })
     }

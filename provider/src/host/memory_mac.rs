@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) files: BTreeMap<String, Entry>,
     settings: BTreeMap<String, String>,
     jobs: BTreeMap<String, Loaded>,
+    /// The labels of jobs that launchd would not load.
+    pub(super) disabled: BTreeSet<String>,
     has_session: bool,
     has_sudo: bool,
     next_pid: u32,
@@ -42,6 +44,8 @@ pub(super) struct State {
     pub(super) pushes: Vec<String>,
     /// Every command line.
     pub(super) argvs: Vec<String>,
+    /// Every call: command lines, and the paths of files.
+    pub(super) calls: Vec<String>,
     /// The connection ends with this one of the calls to come, counted from 0.
     pub(super) cut: Option<Cut>,
     /// The connection has ended.
@@ -141,7 +145,8 @@ fn failed(code: i32) -> Answer {
 
 impl State {
     /// Counts a call, and says whether it goes through.
-    fn line(&mut self) -> Line {
+    fn line(&mut self, call: &str) -> Line {
+        self.calls.push(call.to_owned());
         match &mut self.cut {
             _ if self.is_lost => Line::Down,
             None => Line::Up,
@@ -222,6 +227,12 @@ impl State {
                 self.entry(&format!("{place}/{program}"), bytes, "root:wheel", "755");
                 done()
             }
+            // The script that ends a job and loads it again.
+            ["/bin/sh", "-c", _, "sh", "/bin/launchctl", domain, job, plist, _] => {
+                self.launchctl(&["bootout", job]);
+                let (code, _) = self.launchctl(&["bootstrap", domain, plist]);
+                (code, "bootstrap\n".to_owned())
+            }
             ["/bin/sh", "-c", script] if script.contains("SSH_CONNECTION") => {
                 printed("10.0.0.9 50000 10.0.0.1 22\n")
             }
@@ -244,7 +255,8 @@ impl State {
                 }
                 done()
             }
-            ["/bin/ln", "-f", from, to] => {
+            ["/bin/ln", from, to] => {
+                assert!(!self.files.contains_key(*to), "{to} is there");
                 self.is_changed = true;
                 let entry = self.files[*from].clone();
                 self.files.insert((*to).to_owned(), entry);
@@ -353,6 +365,16 @@ impl State {
         }
     }
 
+    /// The definition that launchd has loaded.
+    pub(super) fn definition(&self, label: &str) -> Job {
+        self.jobs[label].job.clone()
+    }
+
+    /// Gives launchd another definition than the property list has.
+    pub(super) fn alter_job(&mut self, label: &str, alter: impl Fn(&mut Job)) {
+        alter(&mut self.jobs.get_mut(label).unwrap().job);
+    }
+
     fn start(&mut self, job: Job) {
         let program = self.files.get(job.program()).and_then(|entry| entry.bytes.clone()).unwrap_or_default();
         self.next_pid += 1;
@@ -373,7 +395,10 @@ impl State {
         match words {
             ["print", "gui/501"] if self.has_session => printed("gui/501 = {\n\tsession = Aqua\n}\n"),
             ["print", "gui/501"] => failed(112),
-            ["print-disabled", "system"] => printed("\tdisabled services = {\n\t}\n"),
+            ["print-disabled", "system"] => {
+                let lines = self.disabled.iter().map(|label| format!("\t\t\"{label}\" => disabled\n"));
+                printed(format!("\tdisabled services = {{\n{}\t}}\n", lines.collect::<String>()))
+            }
             ["print", target] => self.jobs.get(&label(target)).map_or_else(
                 || failed(113),
                 |loaded| {
@@ -382,7 +407,10 @@ impl State {
                     printed(format!("x = {{\n\tstate = running\n\targuments = {{\n\t\t{arguments}\n\t}}\n\tpid = {pid}\n}}\n"))
                 },
             ),
-            ["enable", _] => done(),
+            ["enable", target] => {
+                self.is_changed |= self.disabled.remove(&label(target));
+                done()
+            }
             ["bootout", target] => {
                 let gone = self.jobs.remove(&label(target));
                 self.is_changed |= gone.is_some();
@@ -420,7 +448,7 @@ fn cut(program: &str) -> HostError {
 impl Host for MemoryMac {
     async fn run(&self, call: Call<'_>) -> Result<CallOutput, HostError> {
         let mut state = self.state();
-        let line = state.line();
+        let line = state.line(&call.argv.join(" "));
         if matches!(line, Line::Down) {
             return Err(cut(call.program()));
         }
@@ -433,7 +461,7 @@ impl Host for MemoryMac {
     }
 
     async fn read_file(&self, path: &str) -> Result<Option<Vec<u8>>, HostError> {
-        match self.state().line() {
+        match self.state().line(path) {
             Line::Up => (),
             Line::AnswerLost | Line::Down => {
                 return Err(HostError::Read {
@@ -447,7 +475,7 @@ impl Host for MemoryMac {
 
     async fn write_file(&self, path: &str, contents: &[u8], access: &Access) -> Result<(), HostError> {
         let mut state = self.state();
-        let line = state.line();
+        let line = state.line(path);
         if !matches!(line, Line::Down) {
             state.pushes.push(format!("write {path}"));
             let (owner, mode) = (owner_text(&access.owner), format!("{:o}", access.mode));

@@ -43,6 +43,15 @@ pub(crate) enum StepError {
 }
 
 impl Step {
+    /// The job that it rolls.
+    #[cfg(test)]
+    pub(super) fn job(&self) -> Option<&launchd::Job> {
+        self.parts.iter().find_map(|part| match part {
+            Part::Job(part) => Some(&part.job),
+            _ => None,
+        })
+    }
+
     /// How the Mac differs from this step.
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, StepError> {
         let look = async {

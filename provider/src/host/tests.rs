@@ -1,5 +1,7 @@
 //! The steps on a Mac in memory, with tokio's clock stopped.
 
+mod broken_off;
+
 use std::path::PathBuf;
 
 use launchd::{AGENT_BINARY, AGENT_KUBECONFIG, AGENT_LABEL};
@@ -7,7 +9,7 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::firewall::FirewallConfig;
-use super::memory_mac::{BROKEN, Cut, MemoryMac};
+use super::memory_mac::{BROKEN, MemoryMac};
 use super::*;
 use crate::host::part::Inputs;
 
@@ -421,72 +423,6 @@ async fn a_broken_binary_leaves_the_old_one_and_its_process() {
     assert_eq!(mac.bytes(AGENT_BINARY).unwrap(), b"agent 1 signed");
     assert_eq!(mac.pid(AGENT_LABEL), pid);
     assert!(!mac.state().paths().contains("/usr/local/bin/.tart-kubelet.staged"));
-}
-
-/// Takes Macs like `start` to a config, cuts the connection at each call, before the call and after it, has the next run go on, and looks at
-/// the Mac.
-async fn cut_everywhere(config: &HostConfig, start: MemoryMac) {
-    let never_cut = start.copy();
-    apply(&never_cut, config).await;
-    for is_carried_out in [false, true] {
-        let mut after = 0;
-        loop {
-            let mac = start.copy();
-            let had_agent = mac.pid(AGENT_LABEL).is_some();
-            mac.state().cut = Some(Cut { after, is_carried_out });
-            let report = apply(&mac, config).await;
-            let told = format!("call {after}, carried out: {is_carried_out}");
-            if !mac.is_lost() {
-                assert!(after > 20 && report.failed() == 0, "{told}: {report:?}");
-                break;
-            }
-            // One step tells of it, and none after it is tried.
-            assert_eq!(report.failed(), 1, "{told}: {report:?}");
-            // `kickstart -k` and what follows `bootout` are the only calls between which no agent runs.
-            if had_agent && mac.pid(AGENT_LABEL).is_none() {
-                assert!(
-                    mac.state()
-                        .argvs
-                        .iter()
-                        .any(|line| line.contains("bootout system/dev.tuist.tart-kubelet")),
-                    "{told}"
-                );
-            }
-            mac.state().reconnect();
-            let report = apply(&mac, config).await;
-            assert_eq!(report.failed(), 0, "{told}: {report:?}");
-            assert_eq!(mac.settings_and_jobs(), never_cut.settings_and_jobs(), "{told}");
-            assert_eq!(mac.files_unlike(&never_cut), [""; 0], "{told}");
-            let again = apply(&mac, config).await;
-            assert_eq!((again.changed(), again.failed()), (0, 0), "{told}: {again:?}");
-            after += 1;
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_is_cut_anywhere_in_a_bootstrap_is_healed_by_the_next_run() {
-    let files = Files::new();
-    cut_everywhere(&files.rich_config(), MemoryMac::new()).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_is_cut_anywhere_in_a_roll_is_healed_by_the_next_run() {
-    let files = Files::new();
-    let second = HostConfig {
-        agent: files.artifact(b"agent 2"),
-        settings: AgentSettings { max_pods: Some(1), ..AgentSettings::default() },
-        ..files.rich_config()
-    };
-    cut_everywhere(&second, bootstrapped(&files.rich_config()).await).await;
-}
-
-/// The binary is in place, and the connection is cut before the restart: the bytes on the disk alone would say that all is done.
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_is_cut_anywhere_in_a_roll_of_the_binary_alone_is_healed_by_the_next_run() {
-    let files = Files::new();
-    let second = HostConfig { agent: files.artifact(b"agent 2"), ..files.config() };
-    cut_everywhere(&second, bootstrapped(&files.config()).await).await;
 }
 
 #[tokio::test(start_paused = true)]

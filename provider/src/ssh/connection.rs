@@ -1,17 +1,22 @@
 //! One connection to a Mac: connect, authenticate by key, run commands. Everything has a deadline.
 
-use std::path::PathBuf;
+use std::fmt::Write as _;
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use russh::client::{self, AuthResult, Handle};
-use russh::keys::known_hosts::known_host_keys_path;
-use russh::keys::{PrivateKeyWithHashAlg, PublicKeyOrCertificate};
+use russh::keys::known_hosts::{known_host_keys_path, learn_known_hosts_path};
+use russh::keys::{PrivateKeyWithHashAlg, PublicKey, PublicKeyOrCertificate};
 use russh::{ChannelMsg, ChannelReadHalf, Disconnect, Sig};
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use super::upload::Noted;
 use super::{Fingerprint, OnUpload, SshAddress, SshError, SshKey};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
@@ -22,6 +27,9 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Output beyond this is read and dropped.
 const MAX_OUTPUT: usize = 4 << 20;
 
+/// Held by the one that adds a key to a file of known hosts: several Macs may be new at once.
+static LEARNING: Mutex<()> = Mutex::new(());
+
 /// What is known about a Mac's host key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HostKeyPolicy {
@@ -29,6 +37,8 @@ pub(crate) enum HostKeyPolicy {
     Pinned(Fingerprint),
     /// It has one of those that this file has for it, as `ssh` keeps them.
     KnownHosts(PathBuf),
+    /// The same, and the key of one that the file does not have is trusted and added.
+    Learned(PathBuf),
     /// Nothing yet: the first one is trusted. The caller keeps it for the next time.
     TrustOnFirstUse,
 }
@@ -38,6 +48,7 @@ pub(crate) struct Connection {
     handle: Handle<HostKeyCheck>,
     address: SshAddress,
     fingerprint: Fingerprint,
+    is_learned: bool,
     on_upload: Option<OnUpload>,
 }
 
@@ -57,16 +68,16 @@ impl std::fmt::Debug for Connection {
 struct HostKeyCheck {
     /// The keys that are trusted; `None` for any.
     trusted: Option<Vec<Fingerprint>>,
-    seen: Arc<Mutex<Option<Fingerprint>>>,
+    seen: Arc<Mutex<Option<PublicKey>>>,
 }
 
 impl client::Handler for HostKeyCheck {
     type Error = russh::Error;
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, russh::Error> {
-        let fingerprint = Fingerprint::of(&key.public_key());
-        let is_trusted = self.trusted.as_ref().is_none_or(|trusted| trusted.contains(&fingerprint));
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(fingerprint);
+        let key = key.public_key();
+        let is_trusted = self.trusted.as_ref().is_none_or(|trusted| trusted.contains(&Fingerprint::of(&key)));
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(key);
         Ok(is_trusted)
     }
 }
@@ -78,19 +89,53 @@ impl HostKeyPolicy {
             Self::Pinned(fingerprint) => Ok(Some(vec![fingerprint.clone()])),
             Self::TrustOnFirstUse => Ok(None),
             Self::KnownHosts(path) => {
-                let known = known_host_keys_path(&address.host, address.port, path);
-                let known = known.map_err(|source| SshError::KnownHosts {
-                    path: path.clone(),
-                    source: Box::new(source),
-                })?;
-                let known: Vec<Fingerprint> = known.iter().map(|(_, key)| Fingerprint::of(key)).collect();
+                let known = known(address, path)?;
                 if known.is_empty() {
                     return Err(SshError::UnknownHost { address: address.clone(), path: path.clone() });
                 }
                 Ok(Some(known))
             }
+            Self::Learned(path) => Ok(Some(known(address, path)?).filter(|known| !known.is_empty())),
         }
     }
+
+    /// The file with the keys that are known.
+    fn file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::KnownHosts(path) | Self::Learned(path) => Some(path),
+            Self::Pinned(_) | Self::TrustOnFirstUse => None,
+        }
+    }
+
+    /// Adds a key that was trusted at first use to its file, if there is one. Returns whether there is.
+    fn learn(&self, address: &SshAddress, key: &PublicKey) -> Result<bool, SshError> {
+        let Self::Learned(path) = self else { return Ok(false) };
+        let failed = |source| SshError::Learn {
+            address: address.clone(),
+            path: path.clone(),
+            source: Box::new(source),
+        };
+        if let Some(directory) = path.parent() {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+            made.map_err(|error| failed(error.into()))?;
+        }
+        let _alone = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
+        learn_known_hosts_path(&address.host, address.port, key, path).map_err(failed)?;
+        Ok(true)
+    }
+}
+
+/// The keys that a file has for a Mac.
+fn known(address: &SshAddress, path: &Path) -> Result<Vec<Fingerprint>, SshError> {
+    let failed =
+        |source: russh::keys::Error| SshError::KnownHosts { path: path.to_owned(), source: Box::new(source) };
+    // A file that cannot be read is no file without this Mac.
+    match File::open(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error.into())),
+        _ => (),
+    }
+    let known = known_host_keys_path(&address.host, address.port, path).map_err(failed)?;
+    Ok(known.iter().map(|(_, key)| Fingerprint::of(key)).collect())
 }
 
 impl Connection {
@@ -119,21 +164,27 @@ impl Connection {
             timeout(HANDSHAKE_DEADLINE, client::connect_stream(Arc::new(config), stream, check)).await;
         let shaken = shaken.map_err(|_| late("finish the handshake", HANDSHAKE_DEADLINE))?;
         let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (mut handle, fingerprint) = match (shaken, seen, trusted) {
-            (Ok(handle), Some(fingerprint), _) => (handle, fingerprint),
+        let (mut handle, key_seen) = match (shaken, seen, &trusted) {
+            (Ok(handle), Some(seen), _) => (handle, seen),
             (Err(russh::Error::UnknownKey), Some(seen), Some(trusted)) => {
-                let expected = trusted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                let mut expected = trusted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                if let Some(file) = policy.file() {
+                    let _ = write!(expected, " of {}", file.display());
+                }
+                let seen = Fingerprint::of(&seen);
                 return Err(SshError::HostKey { address: address.clone(), expected, seen });
             }
             (Err(source), ..) => return Err(broken(address, source)),
             (Ok(_), None, _) => return Err(broken(address, russh::Error::UnknownKey)),
         };
+        let fingerprint = Fingerprint::of(&key_seen);
+        let is_learned = trusted.is_none() && policy.learn(address, &key_seen)?;
         let offered = PrivateKeyWithHashAlg::new(key.private(), None);
         let accepted =
             timeout(HANDSHAKE_DEADLINE, handle.authenticate_publickey(&address.user, offered)).await;
         match accepted {
             Ok(Ok(AuthResult::Success)) => {
-                Ok(Self { handle, address: address.clone(), fingerprint, on_upload: None })
+                Ok(Self { handle, address: address.clone(), fingerprint, is_learned, on_upload: None })
             }
             Ok(Ok(AuthResult::Failure { .. })) => {
                 Err(SshError::KeyRefused { address: address.clone(), key: key.authorized_key() })
@@ -161,6 +212,11 @@ impl Connection {
     /// The Mac's host key.
     pub(crate) fn fingerprint(&self) -> &Fingerprint {
         &self.fingerprint
+    }
+
+    /// Whether the Mac's host key was new, and was added to the known hosts.
+    pub(crate) fn is_learned(&self) -> bool {
+        self.is_learned
     }
 
     /// Whether the connection has ended.
@@ -196,9 +252,9 @@ impl Connection {
         };
         let (mut read, write) = channel.split();
         let mut writer = write.make_writer();
+        let mut input = Noted::new(input);
         let run = async {
             let feed = async {
-                let mut input = input;
                 // A command may end without reading all of it. Its exit code says whether it missed the rest.
                 let fed = tokio::io::copy(&mut input, &mut writer).await;
                 let _ = writer.shutdown().await;
@@ -211,7 +267,12 @@ impl Connection {
                 _ = &mut feed => collect.await,
             }
         };
-        match timeout(deadline, run).await {
+        let run = timeout(deadline, run).await;
+        // The Mac has noticed only that the input ended early.
+        if let Some(source) = input.failure() {
+            return Err(SshError::Input { address: self.address.clone(), source });
+        }
+        match run {
             Ok(Some(ended)) => Ok(ended),
             Ok(None) => Err(SshError::Cut { address: self.address.clone() }),
             Err(_) => {

@@ -31,12 +31,12 @@ pub(crate) enum SshError {
     /// The Mac has another host key than the one that is known.
     #[error(
         "{address} has the host key {seen}, but {expected} is expected: another machine answers there, or this one was installed anew; if it \
-         was, give the new key with --host-key, or put it into the file of --known-hosts"
+         was, give the new key with --host-key, or put it into the file of known hosts"
     )]
     HostKey {
         /// The Mac.
         address: SshAddress,
-        /// The keys that it may have.
+        /// The keys that it may have, and the file that says so.
         expected: String,
         /// The key that it has.
         seen: Fingerprint,
@@ -83,6 +83,32 @@ pub(crate) enum SshError {
     Cut {
         /// The Mac.
         address: SshAddress,
+    },
+    /// What was to be copied could not be read on this machine.
+    #[error("cannot read what is to be copied to {address}")]
+    Input {
+        /// The Mac.
+        address: SshAddress,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The Mac has got less than was announced, and said so: the connection is fine.
+    #[error("the file became shorter while it was copied to {address}; run this again when it is complete")]
+    Shortened {
+        /// The Mac.
+        address: SshAddress,
+    },
+    /// The file of known hosts cannot be written.
+    #[error("cannot add the host key of {address} to {}", path.display())]
+    Learn {
+        /// The Mac.
+        address: SshAddress,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<russh::keys::Error>,
     },
     /// sudo wants a password.
     #[error(

@@ -130,7 +130,7 @@ impl Remote for Connection {
             self.exec(&command_line(argv), file, deadline).await.map_err(|error| failed(error.into()))?;
         match ended.code {
             0 => Ok(()),
-            CUT_SHORT => Err(failed(SshError::Cut { address: self.address().clone() }.into())),
+            CUT_SHORT => Err(failed(SshError::Shortened { address: self.address().clone() }.into())),
             _ => Err(failed(SshError::Failed { message: output(&ended).message() }.into())),
         }
     }

@@ -52,10 +52,62 @@ impl<R: AsyncRead + Unpin> AsyncRead for Counted<'_, R> {
     }
 }
 
+/// Reads an input, and keeps why it could not be read: the copy itself does not tell that from a connection that was lost.
+pub(super) struct Noted<R> {
+    input: R,
+    failure: Option<io::Error>,
+}
+
+impl<R> Noted<R> {
+    pub(super) fn new(input: R) -> Self {
+        Self { input, failure: None }
+    }
+
+    /// Why the input could not be read.
+    pub(super) fn failure(self) -> Option<io::Error> {
+        self.failure
+    }
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Noted<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match Pin::new(&mut self.input).poll_read(context, buffer) {
+            Poll::Ready(Err(error)) => {
+                let kind = error.kind();
+                self.failure = Some(error);
+                Poll::Ready(Err(kind.into()))
+            }
+            read => read,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
+
+    struct Unreadable;
+
+    impl AsyncRead for Unreadable {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::Error::other("the disk is gone")))
+        }
+    }
+
+    #[tokio::test]
+    async fn an_input_that_cannot_be_read_says_why() {
+        let mut noted = Noted::new(Unreadable);
+        assert!(tokio::io::copy(&mut noted, &mut tokio::io::sink()).await.is_err());
+        assert_eq!(noted.failure().unwrap().to_string(), "the disk is gone");
+        let mut noted = Noted::new(&b"readable"[..]);
+        tokio::io::copy(&mut noted, &mut tokio::io::sink()).await.unwrap();
+        assert!(noted.failure().is_none());
+    }
 
     #[tokio::test]
     async fn every_piece_is_told_and_the_last_one_is_the_whole() {

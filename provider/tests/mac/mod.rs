@@ -126,6 +126,12 @@ impl Host for TestMac {
                 CallOutput { code: output.code.into(), stdout: output.stdout, stderr: output.stderr }
             }
             ["/bin/launchctl", arguments @ ..] => self.launchctl(arguments),
+            // The script that ends a job and loads it again.
+            ["/bin/sh", "-c", _, "sh", "/bin/launchctl", domain, job, plist, _] => {
+                self.launchctl(&["bootout", job]);
+                let output = self.launchctl(&["bootstrap", domain, plist]);
+                CallOutput { stdout: "bootstrap\n".to_owned(), ..output }
+            }
             ["/bin/mkdir" | "/bin/rm", rest @ ..] => {
                 let arguments = rest.iter().map(|argument| match argument.strip_prefix('/') {
                     Some(_) => self.path(argument).display().to_string(),

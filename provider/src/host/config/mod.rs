@@ -162,7 +162,8 @@ impl HostConfig {
                 deadline: LONG,
                 ..step("agent's binary", vec![Part::Binary(self.binary())])
             },
-            step("agent", vec![Part::Job(self.agent_job())]),
+            // A roll that fails takes its time, and the old agent must be put back within it.
+            Step { deadline: LONG, ..step("agent", vec![Part::Job(self.agent_job())]) },
             // The last ones hold nothing up.
             Step { deadline: LONG, ..step("Actions runner", vec![self.runner()]) },
             Step {
@@ -337,6 +338,12 @@ fn daemon(label: Label, program_arguments: Vec<String>, log: &str) -> Job {
         hard_resource_limits: None,
         umask: Some(0o022),
     }
+}
+
+/// What a copy of programs leaves when it is broken off.
+fn leftovers(names: &[&str]) -> Vec<String> {
+    let of = |name: &&str| ["staged", "previous"].map(|state| format!("{PROGRAMS}/.{name}.{state}"));
+    names.iter().flat_map(of).collect()
 }
 
 fn argv(words: &[&str]) -> Vec<String> {

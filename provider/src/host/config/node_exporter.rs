@@ -1,6 +1,6 @@
 //! `node_exporter`, which serves the Mac's metrics.
 
-use super::{PROGRAMS, argv, daemon, label};
+use super::{PROGRAMS, argv, daemon, label, leftovers};
 use crate::artifact::Artifact;
 use crate::host::part::{Binary, JobPart, Part, Removed};
 
@@ -30,6 +30,8 @@ pub(super) fn parts(config: Option<&NodeExporter>) -> Vec<Part> {
             label,
             files,
             only_if_noted: NAME.to_owned(),
+            programs: Vec::new(),
+            leftovers: leftovers(&[NAME]),
             farewell: Vec::new(),
             carries_tailnet: false,
         })];

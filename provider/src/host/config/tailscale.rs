@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use launchd::{Call, Owner};
 
-use super::{PROGRAMS, argv, daemon, label};
+use super::{PROGRAMS, argv, daemon, label, leftovers};
 use crate::artifact::Artifact;
 use crate::host::Remote;
-use crate::host::part::{Binary, Contents, Directory, File, JobPart, Part, Removed, Tailnet};
+use crate::host::part::{Binary, Contents, Directory, File, JobPart, Part, Removed, Tailnet, tailnet_note};
 
 const LABEL: &str = "com.tailscale.tailscaled";
 const PLIST: &str = "/Library/LaunchDaemons/com.tailscale.tailscaled.plist";
@@ -54,8 +54,11 @@ pub(super) fn parts(config: Option<&Tailscale>, host_name: &str) -> Vec<Part> {
     let Some(Tailscale { tailscale, tailscaled, tags, accept_routes }) = config else {
         return vec![Part::Removed(Removed {
             label,
-            files: argv(&[PLIST, &program, &format!("{PROGRAMS}/tailscaled"), STATE, LOG, RESOLVER]),
+            files: argv(&[PLIST, &format!("{PROGRAMS}/tailscaled"), STATE, LOG, RESOLVER]),
             only_if_noted: "tailscaled".to_owned(),
+            // It says farewell, and is removed after that.
+            programs: vec![("tailscale".to_owned(), program.clone())],
+            leftovers: leftovers(&["tailscale", "tailscaled"]).into_iter().chain([tailnet_note()]).collect(),
             farewell: argv(&[&program, "logout"]),
             carries_tailnet: true,
         })];
@@ -89,9 +92,10 @@ pub(super) fn parts(config: Option<&Tailscale>, host_name: &str) -> Vec<Part> {
         accept_routes: *accept_routes,
     };
     vec![
-        Part::Directory(Directory { path: STATE.to_owned(), owner: Owner::Root, mode: 0o700 }),
         Part::Binary(binary("tailscale", tailscale, false)),
         Part::Binary(daemon_binary),
+        // After the program, by whose note all of it goes when it is switched off.
+        Part::Directory(Directory { path: STATE.to_owned(), owner: Owner::Root, mode: 0o700 }),
         Part::Job(job),
         Part::Tailnet(tailnet),
         Part::File(resolver),

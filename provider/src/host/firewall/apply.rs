@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use launchd::{Access, Call, Host, HostError, JobError, Label, Launchctl, LaunchctlError, Registration};
+use launchd::{
+    Access, Call, ExitCode, Host, HostError, JobError, Label, Launchctl, LaunchctlError, Registration,
+    Reloaded,
+};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -54,6 +57,14 @@ pub enum FirewallError {
     /// An old job does not end.
     #[error("the job {0} does not end")]
     StillLoaded(String),
+    /// launchd does not load the job.
+    #[error("launchd does not load the job {label} ({code})")]
+    Refused {
+        /// The job.
+        label: Label,
+        /// What launchd says.
+        code: ExitCode,
+    },
     /// The script that loads the rules has failed.
     #[error("the firewall is not in force: {0}")]
     NotLoaded(String),
@@ -213,12 +224,13 @@ impl<H: Host> Applying<'_, H> {
         self.command(&["/bin/rm", "-f", loader::ERROR]).await?;
         match self.launchctl.print(&label).await? {
             Registration::Loaded(_) if !is_changed => Ok(self.launchctl.kickstart(&label).await?),
-            registration => {
-                if registration != Registration::NotLoaded {
-                    self.unload(&label).await?;
-                }
+            _ => {
                 self.launchctl.enable(&label).await?;
-                Ok(self.launchctl.bootstrap(PLIST).await?)
+                match self.launchctl.reload(&label, PLIST, UNLOAD_DEADLINE).await? {
+                    Reloaded::Loaded => Ok(()),
+                    Reloaded::StillLoaded => Err(FirewallError::StillLoaded(label.to_string())),
+                    Reloaded::Refused(code) => Err(FirewallError::Refused { label, code }),
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use launchd::{AGENT_PATH, Access, Call, Domain, Label, Launchctl, Registration};
+use launchd::{AGENT_PATH, Access, Call, Domain, Label, Launchctl, Registration, Reloaded};
 use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
@@ -259,7 +259,14 @@ async fn forget<R: Remote>(mac: &R, uid: u32) -> Result<(), PartError> {
 async fn start<R: Remote>(mac: &R, uid: u32, service: &Service) -> Result<(), PartError> {
     let launchctl = Launchctl::in_domain(mac, Domain::Gui(uid));
     if launchctl.print(&service.label).await? == Registration::NotLoaded {
-        launchctl.bootstrap(&service.plist).await?;
+        let message = match launchctl.reload(&service.label, &service.plist, PATIENCE).await? {
+            Reloaded::Loaded => None,
+            Reloaded::StillLoaded => Some("the old one does not end".to_owned()),
+            Reloaded::Refused(code) => Some(format!("launchd does not load it ({code})")),
+        };
+        if let Some(message) = message {
+            return Err(PartError::Runner { label: service.label.to_string(), message });
+        }
     }
     launchctl.kickstart(&service.label).await?;
     let start = Instant::now();

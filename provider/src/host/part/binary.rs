@@ -80,11 +80,22 @@ impl Binary {
                 return Err(error);
             }
         };
-        if self.has_job && sha256(mac, &path).await?.is_some() {
-            run(mac, &["/bin/ln", "-f", &path, &self.previous()]).await?;
+        if self.has_job {
+            self.keep_previous(mac, &path).await?;
         }
-        run(mac, &["/bin/mv", "-f", &staged, &path]).await?;
-        note(mac, &self.name, &format!("{} {installed}", self.artifact.sha256())).await
+        // The note comes first: a program without one is another's, and stays when this one is switched off.
+        note(mac, &self.name, &format!("{} {installed}", self.artifact.sha256())).await?;
+        run(mac, &["/bin/mv", "-f", &staged, &path]).await.map(drop)
+    }
+
+    /// Keeps the program that is there under another name. One that is kept already has proved itself, and the one that is there has not.
+    async fn keep_previous<R: Remote>(&self, mac: &R, path: &str) -> Result<(), PartError> {
+        let previous = self.previous();
+        let is_kept = mac.run(Call::new(&["/bin/test", "-e", &previous], COMMAND_DEADLINE)).await?;
+        if is_kept.is_success() || sha256(mac, path).await?.is_none() {
+            return Ok(());
+        }
+        run(mac, &["/bin/ln", path, &previous]).await.map(drop)
     }
 
     /// Checks, signs and runs the new program under its other name, and returns the hash that it has then.

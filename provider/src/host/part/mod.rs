@@ -23,7 +23,7 @@ pub(super) use job::JobPart;
 pub(super) use removed::Removed;
 pub(super) use setting::{Reading, Setting, SettingOf};
 pub(super) use sudo::Sudo;
-pub(super) use tailnet::Tailnet;
+pub(super) use tailnet::{Tailnet, tailnet_note};
 pub(super) use vm_firewall::VmFirewall;
 
 use std::time::Duration;

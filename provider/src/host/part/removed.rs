@@ -5,6 +5,7 @@ use std::time::Duration;
 use launchd::{Call, Diagnosis, Fallback, Label, Launchctl, Registration, RollError};
 use serde::Serialize;
 
+use super::job::rolled_note;
 use super::tailnet::ensure_not_over_tailnet;
 use super::{COMMAND_DEADLINE, Change, PartError, Remote, note_path, noted, run};
 
@@ -20,6 +21,10 @@ pub(crate) struct Removed {
     pub(crate) files: Vec<String>,
     /// The note without which the job is not the provider's, and stays.
     pub(crate) only_if_noted: String,
+    /// Further programs of it, by their note, without which they stay.
+    pub(crate) programs: Vec<(String, String)>,
+    /// Files that only the provider makes, notes among them.
+    pub(crate) leftovers: Vec<String>,
     /// What is tried first, while the job still runs. It may fail.
     pub(crate) farewell: Vec<String>,
     /// Whether SSH may run through it.
@@ -29,21 +34,46 @@ pub(crate) struct Removed {
 impl Removed {
     pub(super) async fn check<R: Remote>(&self, mac: &R) -> Result<Vec<Change>, PartError> {
         let mut changes = Vec::new();
-        if noted(mac, &self.only_if_noted).await?.is_none() {
-            return Ok(changes);
-        }
-        if Launchctl::of(mac).print(&self.label).await? != Registration::NotLoaded {
+        let is_ours = noted(mac, &self.only_if_noted).await?.is_some();
+        if is_ours && Launchctl::of(mac).print(&self.label).await? != Registration::NotLoaded {
             changes.push(Change::new(self.label.as_str(), "loaded", "gone"));
         }
-        for file in &self.files {
-            if mac.run(Call::new(&["/bin/test", "-e", file], COMMAND_DEADLINE)).await?.is_success() {
+        for file in self.own_files(mac, is_ours).await? {
+            if mac.run(Call::new(&["/bin/test", "-e", &file], COMMAND_DEADLINE)).await?.is_success() {
                 changes.push(Change::new(file, "there", "gone"));
             }
         }
         Ok(changes)
     }
 
+    /// The files that the provider has put there, those with the notes last: until then the next run goes on.
+    async fn own_files<R: Remote>(&self, mac: &R, is_ours: bool) -> Result<Vec<String>, PartError> {
+        let mut files = if is_ours { self.files.clone() } else { Vec::new() };
+        let mut notes = vec![note_path(&self.only_if_noted), note_path(&rolled_note(&self.label))];
+        for (name, program) in &self.programs {
+            if noted(mac, name).await?.is_some() {
+                files.push(program.clone());
+                notes.push(note_path(name));
+            }
+        }
+        files.extend(self.leftovers.iter().cloned());
+        files.extend(notes);
+        Ok(files)
+    }
+
     pub(super) async fn apply<R: Remote>(&self, mac: &R) -> Result<(), PartError> {
+        let is_ours = noted(mac, &self.only_if_noted).await?.is_some();
+        if is_ours {
+            self.end(mac).await?;
+        }
+        for file in self.own_files(mac, is_ours).await? {
+            run(mac, &["/bin/rm", "-rf", "--", &file]).await?;
+        }
+        Ok(())
+    }
+
+    /// Says farewell, and ends the job.
+    async fn end<R: Remote>(&self, mac: &R) -> Result<(), PartError> {
         if self.carries_tailnet {
             ensure_not_over_tailnet(mac, &format!("the end of {}", self.label)).await?;
         }
@@ -56,10 +86,6 @@ impl Removed {
             let diagnosis = Diagnosis::StillLoaded;
             return Err(RollError::NotRunning { label, diagnosis, seen, fallback: Fallback::None }.into());
         }
-        let files = self.files.iter().map(String::as_str);
-        let argv: Vec<&str> = ["/bin/rm", "-rf", "--"].into_iter().chain(files).collect();
-        run(mac, &argv).await?;
-        // The note goes last: until then the next run goes on.
-        run(mac, &["/bin/rm", "-f", &note_path(&self.only_if_noted)]).await.map(drop)
+        Ok(())
     }
 }

@@ -6,7 +6,7 @@ use launchd::Call;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep};
 
-use super::{COMMAND_DEADLINE, Change, Inputs, PartError, Remote, note, noted, run, succeeded};
+use super::{COMMAND_DEADLINE, Change, Inputs, PartError, Remote, note, note_path, noted, run, succeeded};
 use crate::artifact::Sha256Hash;
 use crate::host::Secret;
 
@@ -19,7 +19,7 @@ const UP_DEADLINE: Duration = Duration::from_mins(1);
 /// Where the key is while it is read. A boot clears the directory.
 const KEY_FILE: &str = "/var/run/dev.tuist.tart-provider.tailscale-auth-key";
 /// The name of the note that says as what the Mac has joined.
-pub(crate) const NOTE: &str = "tailnet";
+const NOTE: &str = "tailnet";
 /// How a secret of an OAuth client begins. It is no key itself: tailscale makes one with it.
 const OAUTH: &str = "tskey-client-";
 
@@ -55,6 +55,11 @@ struct Status {
     backend_state: String,
     #[serde(rename = "TailscaleIPs", default)]
     addresses: Option<Vec<String>>,
+}
+
+/// The file of the note.
+pub(crate) fn tailnet_note() -> String {
+    note_path(NOTE)
 }
 
 impl Status {
