@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::builder::Resettable;
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
-use launchd::{AGENT_KUBECONFIG, AGENT_PLIST, Host, Job, LocalHost};
+use launchd::{AGENT_BINARY, AGENT_KUBECONFIG, AGENT_PLIST, Host, Job, LocalHost};
 
 use super::install::{DoctorArgs, InstallArgs, InstallOptions, JoinArgs, LeaveArgs, StatusArgs};
 use super::{AgentArgs, Cli, agent_flags};
@@ -123,15 +123,20 @@ async fn run(
     }
     require_root()?;
     preflight(settings, options.ignore_preflight_errors, &mut say).await?;
-    match install(&LocalHost, settings, credentials, options.timeout, &mut say).await? {
-        InstallOutcome::AlreadyJoined { server } => {
+    let is_cordoned = match install(&LocalHost, settings, credentials, options.timeout, &mut say).await? {
+        InstallOutcome::AlreadyJoined { server, is_cordoned } => {
             say(&format!(
                 "this Mac has joined {server} already, as the Node {node}; nothing has been changed"
             ));
+            is_cordoned
         }
-        InstallOutcome::Ready { server } => {
+        InstallOutcome::Ready { server, is_cordoned } => {
             say(&format!("this Mac has joined {server}: the Node {node} is ready"));
+            is_cordoned
         }
+    };
+    if is_cordoned {
+        say(&format!("the Node is cordoned, and gets no Pods: `kubectl uncordon {node}` ends that"));
     }
     Ok(())
 }
@@ -143,9 +148,9 @@ async fn preflight(
     mut say: impl FnMut(&str),
 ) -> Result<(), JoinError> {
     let findings = judge(&observe(&LocalHost, settings).await.map_err(InstallError::from)?);
-    // The agent is about to be installed.
-    let lacks =
-        findings.into_iter().filter(|finding| finding.level != Level::Ok && !finding.is_cured_by_install());
+    // The agent is about to be installed, and to get credentials.
+    let is_cured = |finding: &Finding| finding.is_cured_by_install() || finding.is_of_credentials();
+    let lacks = findings.into_iter().filter(|finding| finding.level != Level::Ok && !is_cured(finding));
     let (broken, warnings): (Vec<Finding>, Vec<Finding>) =
         lacks.partition(|finding| finding.level == Level::Broken && !ignores_errors);
     for finding in warnings {
@@ -188,10 +193,18 @@ pub(crate) async fn leave_cluster(args: &LeaveArgs, mut say: impl FnMut(&str)) -
     let options = LeaveOptions { drain: args.drain.then_some(args.drain_timeout), is_forced: args.force };
     match leave(&LocalHost, &settings, options, &mut say).await? {
         LeaveOutcome::NotJoined => say("this Mac has not joined a cluster"),
-        LeaveOutcome::Left => say(&format!(
-            "this Mac has left; `kubectl delete node {}` removes its Node. Images of VMs stay in tart's cache",
-            settings.node
-        )),
+        LeaveOutcome::Left { is_cordoned } => {
+            let node = &settings.node;
+            say(&format!(
+                "this Mac has left; `kubectl delete node {node}` removes its Node. Images of VMs stay in tart's cache, and so does the \
+                 program {AGENT_BINARY}"
+            ));
+            if is_cordoned {
+                say(&format!(
+                    "the Node stays cordoned: if this Mac joins again, `kubectl uncordon {node}` lets Pods come"
+                ));
+            }
+        }
     }
     Ok(())
 }

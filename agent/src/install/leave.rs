@@ -10,7 +10,7 @@ use super::AgentSettings;
 use super::apply::agent_label;
 use super::drain::{DrainError, drain};
 use super::mac::{MacError, MacPrograms};
-use super::node_watch;
+use super::{node_watch, started};
 use crate::fs::file::FileError;
 use crate::identity::IdentityError;
 use crate::state::{Holder, StateDir};
@@ -64,7 +64,10 @@ pub(crate) enum LeaveOutcome {
     /// This Mac was no Node.
     NotJoined,
     /// This Mac has left.
-    Left,
+    Left {
+        /// Whether the Node was drained, and gets no Pods since.
+        is_cordoned: bool,
+    },
 }
 
 /// Leaves the cluster, and tells each step by `say`. Safe to repeat.
@@ -101,7 +104,7 @@ pub(crate) async fn leave<H: Host>(
     // A Pod may have come until the agent ended.
     let running = running_vms(&StateDir::at(&settings.state_dir))?;
     // Credentials go first: a Mac that starts again meanwhile does not join again.
-    mac.remove(&[&kubeconfig, &bootstrap, AGENT_NEWSYSLOG]).await?;
+    mac.remove(&[&kubeconfig, &bootstrap, started::NOTE, AGENT_NEWSYSLOG]).await?;
     if running.is_empty() {
         mac.remove(&[&state_dir, AGENT_LOG]).await?;
     } else {
@@ -109,7 +112,7 @@ pub(crate) async fn leave<H: Host>(
     }
     // The job goes last: until then a second `leave` knows that this Mac has not left, and which directories are the agent's.
     mac.remove(&[AGENT_PLIST]).await?;
-    Ok(LeaveOutcome::Left)
+    Ok(LeaveOutcome::Left { is_cordoned: options.drain.is_some() })
 }
 
 /// The VMs that have a shim, or a tart without one.

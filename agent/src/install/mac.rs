@@ -67,8 +67,8 @@ impl<'h, H: Host> MacPrograms<'h, H> {
     }
 
     /// Copies a program by a temporary name, sees that it is signed and runs, and renames it. The file is a new one: macOS kills a program whose file
-    /// is overwritten.
-    pub(crate) async fn install_program(&self, from: &str, to: &str) -> Result<(), MacError> {
+    /// is overwritten. The old program stays under the name `previous`. One that is there has proved itself, and stays.
+    pub(crate) async fn install_program(&self, from: &str, to: &str, previous: &str) -> Result<(), MacError> {
         let (directory, name) = to.rsplit_once('/').unwrap_or(("", to));
         let temporary = format!("{directory}/.{name}.new");
         self.stdout(&["/bin/mkdir", "-p", directory]).await?;
@@ -80,6 +80,9 @@ impl<'h, H: Host> MacPrograms<'h, H> {
             self.sign(&temporary).await?;
         }
         self.run(&[&temporary, "--version"], COPY_DEADLINE).await?;
+        if self.exists(to).await? && !self.exists(previous).await? {
+            self.stdout(&["/bin/ln", to, previous]).await?;
+        }
         self.stdout(&["/bin/mv", "-f", &temporary, to]).await.map(drop)
     }
 
@@ -87,6 +90,13 @@ impl<'h, H: Host> MacPrograms<'h, H> {
     pub(crate) async fn is_same_file(&self, one: &str, other: &str) -> Result<bool, MacError> {
         let argv = ["/usr/bin/cmp", "-s", one, other];
         Ok(self.host.run(Call::new(&argv, COPY_DEADLINE)).await?.is_success())
+    }
+
+    /// The SHA-256 hash of a file; empty if it cannot be read.
+    pub(crate) async fn sha256(&self, path: &str) -> Result<String, MacError> {
+        let argv = ["/usr/bin/shasum", "-a", "256", path];
+        let output = self.host.run(Call::new(&argv, COPY_DEADLINE)).await?;
+        Ok(output.stdout.split_whitespace().next().unwrap_or_default().to_owned())
     }
 
     /// Removes files, and directories with all that is in them.
@@ -191,10 +201,21 @@ impl<'h, H: Host> MacPrograms<'h, H> {
 
     /// Has guests give their addresses back after ten minutes.
     pub(crate) async fn shorten_leases(&self) -> Result<(), MacError> {
-        let value = ["bootpd", "-dict", "DHCPLeaseTimeSecs", "-int", "600"];
+        // `-dict` would remove the other settings of the DHCP server.
+        let value = ["bootpd", "-dict-add", "DHCPLeaseTimeSecs", "-int", "600"];
         let argv: Vec<&str> =
             ["/usr/bin/defaults", "write", INTERNET_SHARING].into_iter().chain(value).collect();
         self.stdout(&argv).await.map(drop)
+    }
+
+    /// Has the Mac set its clock by the network.
+    pub(crate) async fn use_network_time(&self) -> Result<(), MacError> {
+        self.stdout(&["/usr/sbin/systemsetup", "-setusingnetworktime", "on"]).await.map(drop)
+    }
+
+    /// Whether a process keeps the Mac from sleeping by itself, as the agent does; `None` if macOS does not tell.
+    pub(crate) async fn prevents_sleep(&self) -> Result<Option<bool>, MacError> {
+        Ok(prevents_sleep(&self.ask(&["/usr/bin/pmset", "-g", "assertions"]).await?.stdout))
     }
 
     /// What a program prints, whatever its exit code.
@@ -223,6 +244,14 @@ fn sleep_minutes(text: &str) -> Option<u32> {
     })
 }
 
+/// Reads `pmset -g assertions`: a line such as `   PreventUserIdleSystemSleep     1`.
+fn prevents_sleep(text: &str) -> Option<bool> {
+    text.lines().find_map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        ["PreventUserIdleSystemSleep", count] => count.parse::<u32>().ok().map(|count| count > 0),
+        _ => None,
+    })
+}
+
 /// Reads a dictionary as `defaults read` prints it: `    DHCPLeaseTimeSecs = 600;`.
 fn lease_seconds(text: &str) -> Option<u32> {
     text.lines().find_map(|line| {
@@ -245,6 +274,16 @@ mod tests {
         assert_eq!(sleep_minutes(text), Some(1));
         assert_eq!(sleep_minutes(" sleep 0\n"), Some(0));
         assert_eq!(sleep_minutes(" displaysleep 10\n"), None);
+    }
+
+    #[test]
+    fn an_assertion_is_read_from_pmset() {
+        let text = "2026-01-01 10:00:00 +0000 \nAssertion status system-wide:\n   BackgroundTask                 0\n   \
+                    PreventUserIdleSystemSleep     1\n   PreventSystemSleep             0\nListed by owning process:\n   pid 7(caffeinate): \
+                    [0x1] 00:00:01 PreventUserIdleSystemSleep named: \"caffeinate\"\n";
+        assert_eq!(prevents_sleep(text), Some(true));
+        assert_eq!(prevents_sleep("   PreventUserIdleSystemSleep     0\n"), Some(false));
+        assert_eq!(prevents_sleep(""), None);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) mod leave;
 pub(crate) mod mac;
 pub(crate) mod node_watch;
 pub(crate) mod plan;
+pub(crate) mod started;
 pub(crate) mod status;
 
 use std::net::SocketAddr;

@@ -18,6 +18,10 @@ pub(crate) struct InstallPlan {
     pub(crate) directories: Vec<String>,
     /// Files, in the order in which they are written.
     pub(crate) files: Vec<PlannedFile>,
+    /// The kubeconfig, or that of the bootstrap. It is written last: with it the Mac counts as joined.
+    pub(crate) credentials: PlannedFile,
+    /// Whether the agent uses these credentials as they are.
+    pub(crate) is_given: bool,
 }
 
 /// A file of an installation.
@@ -60,6 +64,7 @@ pub(crate) fn plan(
         access: Access::user(&user.name, 0o600),
         is_kept,
     };
+    let is_given = matches!(credentials, Credentials::Given(_));
     let credentials = match credentials {
         Credentials::Bootstrap(_) => {
             flags.push(format!("--bootstrap-kubeconfig={bootstrap}"));
@@ -79,8 +84,9 @@ pub(crate) fn plan(
     Ok(InstallPlan {
         job: agent_job(&user, flags),
         directories: vec![directory.to_owned(), text(&settings.state_dir)],
-        // Credentials come last: with them the Mac counts as joined, and nothing else of this list is written again.
-        files: vec![log, newsyslog, credentials],
+        files: vec![log, newsyslog],
+        credentials,
+        is_given,
         user,
     })
 }
@@ -98,8 +104,10 @@ fn text(path: &std::path::Path) -> String {
 pub(crate) struct Installed {
     /// The API server of the agent's kubeconfig, or of the one for its bootstrap.
     pub(crate) server: Option<String>,
-    /// Whether the agent has its own credentials.
+    /// Whether the agent has its own credentials, and they are not to be replaced by others.
     pub(crate) has_credentials: bool,
+    /// Whether the Node is Ready with them.
+    pub(crate) is_ready: bool,
     /// Whether launchd runs the job as it is to be.
     pub(crate) is_running_as_wanted: bool,
 }
@@ -109,7 +117,7 @@ pub(crate) struct Installed {
 pub(crate) enum InstallDecision {
     /// Everything.
     Install,
-    /// The credentials stay; the job and the program are brought up to date.
+    /// The credentials stay; all else is brought up to date.
     Update,
     /// Nothing.
     AlreadyJoined,
@@ -121,10 +129,14 @@ pub(crate) enum InstallDecision {
 pub(crate) fn decide(installed: &Installed, server: &str) -> InstallDecision {
     match &installed.server {
         Some(other) if !is_same_server(other, server) => InstallDecision::OtherCluster(other.clone()),
-        Some(_) if installed.has_credentials && installed.is_running_as_wanted => {
-            InstallDecision::AlreadyJoined
+        // Credentials of an agent whose Node is not Ready may be the reason.
+        Some(_) if installed.has_credentials && installed.is_ready => {
+            if installed.is_running_as_wanted {
+                InstallDecision::AlreadyJoined
+            } else {
+                InstallDecision::Update
+            }
         }
-        Some(_) if installed.has_credentials => InstallDecision::Update,
         _ => InstallDecision::Install,
     }
 }
@@ -185,7 +197,8 @@ mod tests {
     fn files_with_credentials_are_the_users_alone_and_no_debug_output_shows_them() {
         let credentials = Credentials::Bootstrap(Kubeconfig::default());
         let plan = plan(&settings(&[]), ConsoleUser::named("m1"), &credentials).unwrap();
-        let [log, newsyslog, kubeconfig] = &plan.files[..] else { panic!("{plan:?}") };
+        let [log, newsyslog] = &plan.files[..] else { panic!("{plan:?}") };
+        let kubeconfig = &plan.credentials;
         assert_eq!(kubeconfig.path, "/etc/tart-kubelet/bootstrap-kubeconfig");
         assert_eq!(kubeconfig.access, Access::user("m1", 0o600));
         assert!(log.is_kept && log.access == Access::user("m1", 0o600));
@@ -197,26 +210,25 @@ mod tests {
     #[test]
     fn what_is_done_depends_on_what_is_there() {
         let server = "https://a:6443";
-        let installed = |server: Option<&str>, has_credentials, is_running_as_wanted| Installed {
+        let installed = |server: Option<&str>, has_credentials, is_ready, is_running_as_wanted| Installed {
             server: server.map(str::to_owned),
             has_credentials,
+            is_ready,
             is_running_as_wanted,
         };
+        let other = || InstallDecision::OtherCluster("https://b:6443".into());
         for (there, expected) in [
-            (installed(None, false, false), InstallDecision::Install),
+            (installed(None, false, false, false), InstallDecision::Install),
             // A join that broke off before the certificate came.
-            (installed(Some(server), false, false), InstallDecision::Install),
-            (installed(Some(server), false, true), InstallDecision::Install),
-            (installed(Some("https://a:6443/"), true, true), InstallDecision::AlreadyJoined),
-            (installed(Some(server), true, false), InstallDecision::Update),
-            (
-                installed(Some("https://b:6443"), true, true),
-                InstallDecision::OtherCluster("https://b:6443".into()),
-            ),
-            (
-                installed(Some("https://b:6443"), false, false),
-                InstallDecision::OtherCluster("https://b:6443".into()),
-            ),
+            (installed(Some(server), false, false, false), InstallDecision::Install),
+            (installed(Some(server), false, false, true), InstallDecision::Install),
+            (installed(Some("https://a:6443/"), true, true, true), InstallDecision::AlreadyJoined),
+            (installed(Some(server), true, true, false), InstallDecision::Update),
+            // Its certificate has expired, or it has never become Ready.
+            (installed(Some(server), true, false, true), InstallDecision::Install),
+            (installed(Some(server), true, false, false), InstallDecision::Install),
+            (installed(Some("https://b:6443"), true, true, true), other()),
+            (installed(Some("https://b:6443"), false, false, false), other()),
         ] {
             assert_eq!(decide(&there, server), expected, "{there:?}");
         }

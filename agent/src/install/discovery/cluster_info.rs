@@ -61,7 +61,8 @@ pub(crate) enum CheckError {
     /// The CA is another one.
     #[error(
         "the cluster's CA has the hash {found}, which is none of those given with --discovery-token-ca-cert-hash: \
-         this is another cluster, or an attacker poses as it"
+         this is another cluster, or an attacker poses as it; compare with what `kubeadm token create --print-join-command` prints on the \
+         control plane"
     )]
     OtherCa {
         /// The hash of the CA that the API server showed.

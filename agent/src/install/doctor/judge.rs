@@ -18,6 +18,8 @@ const MAX_CLOCK_SKEW: i64 = 60;
 
 const LOCAL_NETWORK: &str = "Local Network privacy";
 const SIGNATURE: &str = "code signature";
+const KUBECONFIG: &str = "kubeconfig";
+const API_SERVER: &str = "API server";
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -40,6 +42,8 @@ pub(crate) enum Fix {
     ShortLeases,
     /// The agent's program gets a signature.
     Sign,
+    /// The Mac sets its clock by the network.
+    NetworkTime,
 }
 
 /// One check and its result.
@@ -71,6 +75,11 @@ impl Finding {
     /// Whether it is a lack of an agent that is not installed.
     pub(crate) fn is_cured_by_install(&self) -> bool {
         [LOCAL_NETWORK, SIGNATURE].contains(&self.check)
+    }
+
+    /// Whether it is a lack of the credentials that the agent has.
+    pub(crate) fn is_of_credentials(&self) -> bool {
+        [KUBECONFIG, API_SERVER].contains(&self.check)
     }
 
     fn with_fix(self, fix: Fix) -> Self {
@@ -187,7 +196,17 @@ fn sleep(seen: &Observation) -> Finding {
     match seen.sleep_minutes {
         Some(0) => Finding::ok(CHECK, "never"),
         Some(minutes) => {
-            let found = format!("after {minutes} min, and VMs sleep with the Mac");
+            let found = match seen.prevents_sleep.filter(|_| seen.has_job) {
+                Some(true) => {
+                    format!("after {minutes} min, were it not for the agent, which keeps the Mac awake")
+                }
+                Some(false) => {
+                    format!(
+                        "after {minutes} min, and VMs sleep with the Mac: the agent does not keep it awake now"
+                    )
+                }
+                None => format!("after {minutes} min, and VMs sleep with the Mac"),
+            };
             Finding::bad(CHECK, Level::Warning, found, MEND).with_fix(Fix::NeverSleep)
         }
         None => Finding::bad(CHECK, Level::Warning, "pmset does not tell", MEND),
@@ -201,7 +220,7 @@ fn leases(seen: &Observation) -> Finding {
         return Finding::ok(CHECK, format!("{seconds} s"));
     }
     let mend = "sudo defaults write /Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist \
-                bootpd -dict DHCPLeaseTimeSecs -int 600";
+                bootpd -dict-add DHCPLeaseTimeSecs -int 600";
     let found = format!("{seconds} s: after 253 VMs in that time no VM gets an address");
     Finding::bad(CHECK, Level::Warning, found, mend).with_fix(Fix::ShortLeases)
 }
@@ -289,7 +308,7 @@ fn vm_firewall(seen: &Observation) -> Finding {
 
 /// The kubeconfig, on a Mac that has joined.
 fn kubeconfig(seen: &Observation) -> Vec<Finding> {
-    const CHECK: &str = "kubeconfig";
+    const CHECK: &str = KUBECONFIG;
     match seen.kubeconfig.as_deref() {
         None => Vec::new(),
         Some([]) => vec![Finding::ok(CHECK, "only the agent's user reads it, and it names whom to trust")],
@@ -303,7 +322,7 @@ fn kubeconfig(seen: &Observation) -> Vec<Finding> {
 
 /// The API server and the clock, on a Mac that has joined.
 fn api_server(seen: &Observation) -> Vec<Finding> {
-    const API: &str = "API server";
+    const API: &str = API_SERVER;
     const CLOCK: &str = "clock";
     match &seen.api_server {
         None => Vec::new(),
@@ -322,12 +341,8 @@ fn api_server(seen: &Observation) -> Vec<Finding> {
                         "{} s away from the API server's: certificates and tokens may be refused",
                         skew.abs()
                     );
-                    Some(Finding::bad(
-                        CLOCK,
-                        Level::Broken,
-                        found,
-                        "sudo systemsetup -setusingnetworktime on",
-                    ))
+                    let mend = "sudo systemsetup -setusingnetworktime on";
+                    Some(Finding::bad(CLOCK, Level::Broken, found, mend).with_fix(Fix::NetworkTime))
                 }
                 Some(skew) => {
                     Some(Finding::ok(CLOCK, format!("{} s away from the API server's", skew.abs())))
@@ -352,6 +367,7 @@ mod tests {
             auto_login_user: Some("m1".into()),
             is_keychain_unlocked: Some(true),
             sleep_minutes: Some(0),
+            prevents_sleep: Some(true),
             lease_seconds: Some(600),
             disk: Some((200 << 30, 500 << 30)),
             is_home_readable: Some(true),
@@ -371,6 +387,19 @@ mod tests {
             "{findings:#?}"
         );
         assert_eq!(findings.len(), 14);
+    }
+
+    #[test]
+    fn a_mac_that_would_sleep_says_whether_a_process_keeps_it_awake() {
+        for (prevents_sleep, has_job, words) in [
+            (Some(true), true, "which keeps the Mac awake"),
+            (Some(false), true, "the agent does not keep it awake now"),
+            (Some(false), false, "after 1 min, and VMs sleep with the Mac"),
+            (None, true, "after 1 min, and VMs sleep with the Mac"),
+        ] {
+            let finding = sleep(&Observation { sleep_minutes: Some(1), prevents_sleep, has_job, ..good() });
+            assert!(finding.found.contains(words), "{finding}");
+        }
     }
 
     #[test]
@@ -453,7 +482,7 @@ mod tests {
             (
                 "clock",
                 Level::Broken,
-                None,
+                Some(Fix::NetworkTime),
                 Observation { api_server: Some(ApiAnswer::Answered(Some(-61))), ..good() },
             ),
         ];

@@ -18,6 +18,7 @@ pub(crate) async fn mend<H: Host>(host: &H, fix: Fix) -> Result<(), MacError> {
     match fix {
         Fix::NeverSleep => mac.never_sleep().await,
         Fix::ShortLeases => mac.shorten_leases().await,
+        Fix::NetworkTime => mac.use_network_time().await,
         Fix::Sign => mac.sign(AGENT_BINARY).await,
     }
 }

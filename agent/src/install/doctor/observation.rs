@@ -36,6 +36,8 @@ pub(crate) struct Observation {
     pub(crate) is_keychain_unlocked: Option<bool>,
     /// After how many minutes the Mac sleeps; 0 for never.
     pub(crate) sleep_minutes: Option<u32>,
+    /// Whether a process keeps it from sleeping now.
+    pub(crate) prevents_sleep: Option<bool>,
     /// For how many seconds guests keep their addresses.
     pub(crate) lease_seconds: Option<u32>,
     /// How much of the disk is left, in bytes, and how large it is.
@@ -100,6 +102,7 @@ pub(crate) async fn observe<H: Host>(host: &H, settings: &AgentSettings) -> Resu
         auto_login_user: mac.auto_login_user().await?,
         is_keychain_unlocked,
         sleep_minutes: mac.sleep_minutes().await?,
+        prevents_sleep: mac.prevents_sleep().await?,
         lease_seconds: mac.lease_seconds().await?,
         disk: disk.map(|disk| (disk.available, disk.total)),
         is_home_readable,
