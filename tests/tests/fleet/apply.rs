@@ -36,7 +36,7 @@ async fn a_new_mac_is_a_ready_node_after_one_apply_and_a_second_one_changes_noth
 }
 
 /// An archive of tart, laid out as its makers release it. The program in it starts the Mac's simulated tart.
-fn tart_archive(scene: &Scene) -> Result<PathBuf> {
+pub(crate) fn tart_archive(scene: &Scene) -> Result<PathBuf> {
     let directory = scene.mac.sandbox().directory("tart-archive")?;
     let programs = directory.join("tart.app/Contents/MacOS");
     std::fs::create_dir_all(&programs)?;

@@ -9,10 +9,16 @@ use tart_kubelet_tests::disk::SmallDisk;
 use tart_kubelet_tests::mac_host::{Fault, MacHost};
 use tart_kubelet_tests::wait::eventually;
 
+use super::apply::tart_archive;
+use super::builder::{AUTH_KEY, Builder, TOKEN};
+use super::node_exporter::{self, exporters};
 use super::scene::{BINARY, LABEL, PLIST, Scene};
 
 /// launchd starts its jobs within seconds of a boot, also on a busy machine.
 const BOOT_DEADLINE: Duration = Duration::from_mins(2);
+
+/// An agent ends within its time, and another one is loaded.
+const SETTLED_DEADLINE: Duration = Duration::from_mins(1);
 
 /// A roll of this Mac finds something to do.
 async fn still_differs(scene: &Scene, agent: &Path, flags: &[&str]) -> Result<()> {
@@ -176,6 +182,10 @@ async fn a_connection_that_is_cut_at_every_call_leaves_an_agent_and_the_next_rol
             said.contains("not done: ") || said.contains("was cut") || said.contains("failed"),
             "{call}: {said}"
         );
+        // What the Mac was told last it carries out without the connection.
+        eventually("an agent to run", SETTLED_DEADLINE, async || scene.pid().await.map(drop))
+            .await
+            .with_context(|| format!("{call}: {said}"))?;
         // One step tells of it, and the rest is not tried.
         ensure!(said.matches("\n  failed ").count() <= 1, "{call}: {said}");
     }
@@ -192,8 +202,17 @@ async fn a_connection_that_is_cut_at_every_call_leaves_an_agent_and_the_next_rol
 #[tokio::test]
 async fn a_first_bootstrap_that_is_cut_in_every_step_is_finished_by_the_next_run() -> Result<()> {
     let Some(scene) = Scene::new("fleet-first-cut").await? else { return Ok(()) };
+    let builder = Builder::new(&scene)?;
+    let mut flags = builder.with(AUTH_KEY, TOKEN)?;
+    let version = scene.mac.ssh("/opt/homebrew/bin/tart --version").await?.ok()?;
+    flags.push(format!("--tart-archive={}", tart_archive(&scene)?.display()));
+    flags.push(format!("--tart-version={}", version.trim()));
+    flags.push(format!("--node-exporter={}", exporters(&scene)?.0.display()));
+    flags.push("--node-exporter-listen=127.0.0.1:0".to_owned());
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let firewall = "/Library/LaunchDaemons/dev.tuist.tart-kubelet-firewall.plist";
     let leases = "/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist";
+    let tailscaled = "/Library/LaunchDaemons/com.tailscale.tailscaled.plist";
     for (step, call) in [
         ("passwordless sudo", "visudo".to_owned()),
         ("auto-login", "launchctl kickstart -k system/com.apple.loginwindow".to_owned()),
@@ -202,12 +221,16 @@ async fn a_first_bootstrap_that_is_cut_in_every_step_is_finished_by_the_next_run
         ("addresses for VMs", format!("defaults write {leases}")),
         ("local network", "defaults write com.apple.network.local-network".to_owned()),
         ("firewall of VMs", format!("launchctl bootstrap system {firewall}")),
+        ("tart", "sudo -n -- /usr/bin/tar -xf".to_owned()),
+        ("tailscale", format!("launchctl bootstrap system {tailscaled}")),
         ("agent's files", "install -d -o m1 -g staff -m 700 /var/lib/tart-kubelet".to_owned()),
         ("agent's binary", "codesign".to_owned()),
         ("agent", format!("launchctl bootstrap system {PLIST}")),
+        ("Actions runner", "launchctl bootstrap gui/501".to_owned()),
+        ("node_exporter", format!("launchctl bootstrap system {}", node_exporter::PLIST)),
     ] {
         scene.mac.set_fault(Fault::CutAt, &call)?;
-        let failed = scene.host("apply", scene.agent(), &[]).await?.failed()?;
+        let failed = scene.host("apply", scene.agent(), &flags).await?.failed()?;
         ensure!(
             failed.contains(&format!("failed   {step}: ")) && failed.contains("was cut"),
             "{call}: {failed}"
@@ -217,8 +240,42 @@ async fn a_first_bootstrap_that_is_cut_in_every_step_is_finished_by_the_next_run
             "{call}: {failed}"
         );
     }
-    scene.apply().await?;
-    let again = scene.host("apply", scene.agent(), &[]).await?.ok()?;
+    scene.host("apply", scene.agent(), &flags).await?.ok()?;
+    scene.until_ready().await?;
+    let again = scene.host("apply", scene.agent(), &flags).await?.ok()?;
     ensure!(again.contains("nothing to change"), "{again}");
-    scene.keeps_its_secrets(&[]).await
+    scene.keeps_its_secrets(&["canary"]).await
+}
+
+#[tokio::test]
+async fn a_call_that_hangs_fails_its_step_alone_and_the_next_run_heals_it() -> Result<()> {
+    let Some(scene) = Scene::new("fleet-hang").await? else { return Ok(()) };
+    scene.mac.set_fault(Fault::Hang, "pmset -g")?;
+    let failed = scene.host("apply", scene.agent(), &[]).await?.failed()?;
+    ensure!(failed.contains("failed   no sleep: /usr/bin/pmset did not answer within 30 s"), "{failed}");
+    ensure!(failed.contains("changed  agent\n") && failed.contains("1 step failed"), "{failed}");
+    scene.until_ready().await?;
+    scene.mac.clear_fault(Fault::Hang)?;
+    let healed = scene.host("apply", scene.agent(), &[]).await?.ok()?;
+    ensure!(healed.contains("changed  no sleep\n") && !healed.contains("changed  agent\n"), "{healed}");
+    Ok(())
+}
+
+/// Background Task Management has had enough of the job: it starts only when it is told to.
+#[tokio::test]
+async fn an_agent_that_launchd_no_longer_starts_again_is_found_and_started_by_a_roll() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-btm").await? else { return Ok(()) };
+    scene.mac.set_fault(Fault::BtmExhausted, LABEL)?;
+    scene.mac.ssh(&format!("sudo -n launchctl kill KILL system/{LABEL}")).await?.ok()?;
+    eventually("the agent to be gone", SETTLED_DEADLINE, async || {
+        let printed = scene.mac.ssh(&format!("launchctl print system/{LABEL}")).await?.ok()?;
+        ensure!(printed.contains("\tstate = not running"), "{printed}");
+        Ok(())
+    })
+    .await?;
+    let plan = scene.host("plan", scene.agent(), &[]).await?.ok()?;
+    ensure!(plan.contains("differs  agent\n") && plan.contains("state not running"), "{plan}");
+    scene.host("roll", scene.agent(), &[]).await?.ok()?;
+    scene.pid().await?;
+    scene.until_ready().await.map(drop)
 }

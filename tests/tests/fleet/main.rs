@@ -3,6 +3,8 @@
 mod apply;
 mod builder;
 mod failure;
+mod host_key;
+mod node_exporter;
 mod prepare;
 mod roll;
 mod rollout;

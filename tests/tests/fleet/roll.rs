@@ -101,3 +101,23 @@ async fn an_agent_that_macos_kills_for_its_signature_is_told_by_its_cause() -> R
     scene.host("roll", scene.other_agent(), &[]).await?.ok()?;
     scene.until_ready().await.map(drop)
 }
+
+/// macOS kills the new program only, as when it was signed with a certificate that was revoked since.
+#[tokio::test]
+async fn an_agent_that_macos_kills_for_its_signature_gives_way_to_the_old_one() -> Result<()> {
+    let Some(scene) = Scene::applied("fleet-put-back").await? else { return Ok(()) };
+    let binary = scene.inode(BINARY)?;
+    scene.mac.set_fault(Fault::CodesignKillNew, LABEL)?;
+    let failed = scene.host("roll", scene.other_agent(), &[]).await?.failed()?;
+    ensure!(failed.contains("its code signature is not valid"), "{failed}");
+    let pid = scene.pid().await?;
+    ensure!(failed.contains(&format!("the old one was put back and runs as PID {pid}")), "{failed}");
+    assert_eq!(scene.inode(BINARY)?, binary, "another binary is there");
+    scene.until_ready().await?;
+    let plan = scene.host("plan", scene.other_agent(), &[]).await?.ok()?;
+    ensure!(plan.contains("differs  agent's binary"), "{plan}");
+    scene.mac.clear_fault(Fault::CodesignKillNew)?;
+    scene.host("roll", scene.other_agent(), &[]).await?.ok()?;
+    ensure!(scene.inode(BINARY)? != binary, "the old binary is still there");
+    scene.until_ready().await.map(drop)
+}

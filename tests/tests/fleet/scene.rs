@@ -114,8 +114,9 @@ impl Scene {
         let program = programs::find("tart-provider")?;
         let address = format!("--ssh={}@{}", self.mac.user(), self.mac.address());
         let identity = format!("--identity={}", self.mac.private_key().display());
-        let mut words =
-            vec![program.display().to_string(), "host".to_owned(), verb.to_owned(), address, identity];
+        let known_hosts = format!("--known-hosts={}", self.mac.known_hosts().display());
+        let program = program.display().to_string();
+        let mut words = vec![program, "host".to_owned(), verb.to_owned(), address, identity, known_hosts];
         words.extend(self.flags(agent));
         let line: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
         let mut command = self.mac.sandbox().command("script");
@@ -232,6 +233,11 @@ pub(crate) async fn run_provider(
     command.env("HOME", &home).env("TMPDIR", &home).current_dir(&home);
     if !arguments.iter().any(|argument| argument.starts_with("--identity=")) {
         command.arg("-i").arg(mac.private_key());
+    }
+    let is_of_host_key =
+        |argument: &String| ["--host-key=", "--known-hosts="].iter().any(|flag| argument.starts_with(flag));
+    if !arguments.iter().any(is_of_host_key) {
+        command.arg("--known-hosts").arg(mac.known_hosts());
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn()?;

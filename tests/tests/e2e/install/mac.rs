@@ -16,7 +16,7 @@ use tart_kubelet_tests::wait::{eventually, until, until_gone};
 use crate::scene::{DEADLINE, IMAGE};
 
 /// A Mac with the agent's program in its user's home, as a download leaves it, and `sudo` without a password.
-async fn start(sandbox: &Sandbox) -> Result<Option<MacHost>> {
+pub(super) async fn start(sandbox: &Sandbox) -> Result<Option<MacHost>> {
     let Some(mac) = MacHost::new(sandbox)?.start().await? else { return Ok(None) };
     let sudo =
         "sudo -S tee /etc/sudoers.d/m1-nopasswd >/dev/null && sudo -n chmod 440 /etc/sudoers.d/m1-nopasswd";
@@ -52,7 +52,7 @@ pub(crate) async fn log_in(mac: &MacHost) -> Result<()> {
 }
 
 /// Joins with the token on stdin.
-async fn join(mac: &MacHost, node: &str, command: &JoinCommand) -> Result<Outcome> {
+pub(super) async fn join(mac: &MacHost, node: &str, command: &JoinCommand) -> Result<Outcome> {
     join_with(mac, node, command, "").await
 }
 
@@ -84,7 +84,7 @@ fn waiting_pod(node: &str) -> Value {
 }
 
 /// The exit code and all that was said.
-fn said(outcome: &Outcome) -> String {
+pub(super) fn said(outcome: &Outcome) -> String {
     format!("{}: {}{}", outcome.code(), outcome.stdout, outcome.stderr)
 }
 
@@ -142,7 +142,23 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
     {
         ensure!(level(&findings, check) == Some(expected.into()), "{check}: {}", said(&doctor));
     }
+    let sleeps =
+        findings.iter().find(|finding| finding["check"] == "sleep").context("no word about sleep")?;
+    ensure!(
+        sleeps["found"].as_str().is_some_and(|found| found.contains("which keeps the Mac awake")),
+        "{sleeps}"
+    );
+    // It leaves the other settings of the DHCP server alone.
+    let leases = "/Library/Preferences/SystemConfiguration/com.apple.InternetSharing.default.plist bootpd";
+    mac.ssh(&format!("sudo -n defaults write {leases} -dict-add reply_threshold_seconds -int 7"))
+        .await?
+        .ok()?;
     let fixed = mac.ssh("sudo -n ./tart-kubelet doctor --fix -o json").await?;
+    let kept = mac.ssh(&format!("defaults read {leases}")).await?.ok()?;
+    ensure!(
+        kept.contains("reply_threshold_seconds = 7") && kept.contains("DHCPLeaseTimeSecs = 600"),
+        "{kept}"
+    );
     let findings: Vec<Value> = serde_json::from_str(&fixed.stdout).with_context(|| said(&fixed))?;
     for check in ["sleep", "DHCP lease time"] {
         ensure!(level(&findings, check) == Some("ok".into()), "{check}: {}", said(&fixed));
@@ -171,6 +187,8 @@ async fn a_mac_joins_with_one_command_and_leaves_with_another() -> Result<()> {
 
     let left = mac.ssh("sudo -n ./tart-kubelet leave --drain").await?;
     ensure!(left.code() == 0 && left.stdout.contains("this Mac has left"), "{}", said(&left));
+    ensure!(left.stdout.contains("so does the program /usr/local/bin/tart-kubelet"), "{}", said(&left));
+    ensure!(left.stdout.contains(&format!("kubectl uncordon {node}")), "{}", said(&left));
     until_gone(&pods, "waits", DEADLINE).await?;
     let processes = mac.ssh("ps -axo command=").await?.ok()?;
     ensure!(!processes.contains("tart run") && !processes.contains("shim"), "a VM runs on:\n{processes}");

@@ -2,3 +2,4 @@
 
 mod discovery;
 pub(crate) mod mac;
+mod update;
