@@ -1,7 +1,7 @@
 //! What launchd has started as the agent, as `install` has noted it. The files on the disk do not tell: a run may have been broken off
 //! after it wrote them.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use launchd::Outdated;
 use sha2::{Digest, Sha256};
@@ -62,7 +62,10 @@ impl fmt::Display for Started {
 }
 
 fn hash(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(bytes).iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]

@@ -75,6 +75,7 @@ mod tests {
 
     #[test]
     fn a_job_is_registered_anew_only_when_its_definition_changes() {
+        use Outdated::{Definition, Nothing, Process};
         use PlistOnDisk::{Different, Missing, Same};
         let running = || loaded(Some(7), Some(job().program_arguments));
         let ended = || loaded(None, None);

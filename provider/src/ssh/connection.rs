@@ -1,5 +1,6 @@
 //! One connection to a Mac: connect, authenticate by key, run commands. Everything has a deadline.
 
+use std::fmt::Write as _;
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -25,6 +26,9 @@ const OPEN_DEADLINE: Duration = Duration::from_secs(15);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// Output beyond this is read and dropped.
 const MAX_OUTPUT: usize = 4 << 20;
+
+/// Held by the one that adds a key to a file of known hosts: several Macs may be new at once.
+static LEARNING: Mutex<()> = Mutex::new(());
 
 /// What is known about a Mac's host key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,8 +119,6 @@ impl HostKeyPolicy {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| failed(error.into()))?;
         }
-        // Several Macs may be new at once.
-        static LEARNING: Mutex<()> = Mutex::new(());
         let _alone = LEARNING.lock().unwrap_or_else(PoisonError::into_inner);
         learn_known_hosts_path(&address.host, address.port, key, path).map_err(failed)?;
         Ok(true)
@@ -165,9 +167,12 @@ impl Connection {
         let (mut handle, key_seen) = match (shaken, seen, &trusted) {
             (Ok(handle), Some(seen), _) => (handle, seen),
             (Err(russh::Error::UnknownKey), Some(seen), Some(trusted)) => {
-                let expected = trusted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
-                let (address, file) = (address.clone(), policy.file().cloned());
-                return Err(SshError::HostKey { address, expected, seen: Fingerprint::of(&seen), file });
+                let mut expected = trusted.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+                if let Some(file) = policy.file() {
+                    let _ = write!(expected, " of {}", file.display());
+                }
+                let seen = Fingerprint::of(&seen);
+                return Err(SshError::HostKey { address: address.clone(), expected, seen });
             }
             (Err(source), ..) => return Err(broken(address, source)),
             (Ok(_), None, _) => return Err(broken(address, russh::Error::UnknownKey)),

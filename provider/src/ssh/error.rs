@@ -30,13 +30,13 @@ pub(crate) enum SshError {
     },
     /// The Mac has another host key than the one that is known.
     #[error(
-        "{address} has the host key {seen}, but {expected} is expected{}: another machine answers there, or this one was installed anew; if it \
-         was, give the new key with --host-key, or put it into the file of known hosts", from(.file)
+        "{address} has the host key {seen}, but {expected} is expected: another machine answers there, or this one was installed anew; if it \
+         was, give the new key with --host-key, or put it into the file of known hosts"
     )]
     HostKey {
         /// The Mac.
         address: SshAddress,
-        /// The keys that it may have.
+        /// The keys that it may have, and the file that says so.
         expected: String,
         /// The key that it has.
         seen: Fingerprint,

@@ -1,6 +1,6 @@
 //! A job of launchd, and the roll that takes it to a new definition or binary.
 
-use launchd::{Call, Job, Label, Launchctl, LaunchctlError, Outdated, Roll, RollError, roll};
+use launchd::{Call, Fallback, Job, Label, Launchctl, LaunchctlError, Outdated, Roll, RollError, roll};
 use serde::Serialize;
 
 use super::tailnet::ensure_not_over_tailnet;
@@ -52,6 +52,11 @@ impl JobPart {
         // A roll that was broken off has left the previous binary, and perhaps a process that another roll does not want.
         let is_outdated = noted != wanted || self.has_previous(mac).await?;
         Ok(if is_outdated { Outdated::Process } else { Outdated::Nothing })
+    }
+
+    /// Notes a definition that launchd has, of a process of which nothing is known.
+    async fn note_definition<R: Remote>(&self, mac: &R, plist: &[u8]) -> Result<(), PartError> {
+        note(mac, &self.note(), &format!("{UNKNOWN} {}", Sha256Hash::of(plist))).await
     }
 
     /// Whether the previous binary is there: the new one has not proved itself.
@@ -110,10 +115,18 @@ impl JobPart {
         if outdated == Outdated::Definition {
             run(mac, &["/bin/rm", "-f", &note_path(&self.note())]).await?;
         } else {
-            note(mac, &self.note(), &format!("{UNKNOWN} {}", Sha256Hash::of(&plist))).await?;
+            self.note_definition(mac, &plist).await?;
         }
         let previous_program = self.previous.as_deref().filter(|_| is_there);
-        roll(mac, &Roll { job: &self.job, plist: &self.plist, outdated, previous_program }).await?;
+        let rolled =
+            roll(mac, &Roll { job: &self.job, plist: &self.plist, outdated, previous_program }).await;
+        if let Err(RollError::NotRunning { fallback: Fallback::Restored { .. }, .. }) = &rolled
+            && let Ok(Some(old)) = mac.read_file(&self.plist).await
+        {
+            // launchd has what is on the disk again, and need not load it once more. The error of the roll matters more than that.
+            let _ = self.note_definition(mac, &old).await;
+        }
+        rolled?;
         // The note comes last: without it the next run goes on from here.
         if let Some(previous) = &self.previous {
             run(mac, &["/bin/rm", "-f", previous]).await?;

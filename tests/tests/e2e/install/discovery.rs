@@ -59,6 +59,7 @@ async fn join_refuses_another_cluster_and_says_what_to_do() -> Result<()> {
     let broken = JoinCommand { token: "hunter2".to_owned(), ..join.clone() };
     for (join, flags, words) in [
         (&join, &[other.as_str()][..], "this is another cluster, or an attacker poses as it"),
+        (&join, &[&other], "compare with what `kubeadm token create --print-join-command` prints"),
         (&join, &[], "--discovery-token-ca-cert-hash"),
         (&expired, &[&hash], "it may have expired"),
         (&guessed, &[&hash], "is not signed with the token"),
