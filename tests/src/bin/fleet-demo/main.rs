@@ -115,7 +115,7 @@ async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> 
         }
         ensure!(surprises.is_empty(), "{}", surprises.join("\n"));
         say(&format!("passed after {:.0} s:", start.elapsed().as_secs_f64()));
-        print(&lines.iter().flat_map(|line| ["  ", line, "\n"]).collect::<String>());
+        print(&lines.iter().flat_map(|line| ["  ", line.as_str(), "\n"]).collect::<String>());
         has_passed.store(true, Ordering::Relaxed);
         if options.keep {
             hint(&world, port);
