@@ -51,7 +51,8 @@ pub(crate) fn draw(series: &[Series], unit: Unit, range: Range, place: Rectangle
     for tick in 0..=TICKS {
         #[expect(clippy::cast_precision_loss, reason = "a few ticks")]
         let time = range.start + (range.end - range.start) * tick as f64 / TICKS as f64;
-        svg.text(x_of(time), plot.y + plot.height + 14.0, &clock(time), "", "middle");
+        let anchor = if tick == TICKS { "end" } else { "middle" };
+        svg.text(x_of(time), plot.y + plot.height + 14.0, &clock(time), "", anchor);
     }
     for (number, one) in series.iter().enumerate() {
         let mut points: Vec<(f64, f64)> = Vec::new();

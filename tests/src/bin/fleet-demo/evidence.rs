@@ -32,7 +32,9 @@ fn copy_logs(from: &Path, prefix: &str, to: &Path, depth: usize) -> Result<()> {
         if kind.is_dir() && depth > 0 {
             // What is not to be read is not the fleet's.
             let _ = copy_logs(&entry.path(), &path, to, depth - 1);
-        } else if kind.is_file() && (name == "log" || name.ends_with(".log")) {
+        } else if kind.is_file()
+            && (name == "log" || entry.path().extension().is_some_and(|extension| extension == "log"))
+        {
             let bytes = fs::read(entry.path())?;
             fs::write(to.join(path), &bytes[bytes.len().saturating_sub(LONGEST)..])?;
         }

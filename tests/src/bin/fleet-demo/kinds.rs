@@ -9,7 +9,7 @@ use serde_json::Value;
 pub(crate) struct Kind {
     group: &'static str,
     version: &'static str,
-    kind: &'static str,
+    word: &'static str,
     plural: &'static str,
 }
 
@@ -17,17 +17,17 @@ pub(crate) struct Kind {
 pub(crate) const PROVIDER_MACHINE: Kind = Kind {
     group: "infrastructure.cluster.x-k8s.io",
     version: "v1alpha1",
-    kind: "ScalewayAppleSiliconMachine",
+    word: "ScalewayAppleSiliconMachine",
     plural: "scalewayapplesiliconmachines",
 };
 /// A machine of Cluster API.
 pub(crate) const MACHINE: Kind =
-    Kind { group: "cluster.x-k8s.io", version: "v1beta2", kind: "Machine", plural: "machines" };
+    Kind { group: "cluster.x-k8s.io", version: "v1beta2", word: "Machine", plural: "machines" };
 
 impl Kind {
     /// Its word.
     pub(crate) fn kind(self) -> &'static str {
-        self.kind
+        self.word
     }
 
     /// The objects of this kind in a namespace.
@@ -36,7 +36,7 @@ impl Kind {
             group: self.group.to_owned(),
             version: self.version.to_owned(),
             api_version: format!("{}/{}", self.group, self.version),
-            kind: self.kind.to_owned(),
+            kind: self.word.to_owned(),
             plural: self.plural.to_owned(),
         };
         Api::namespaced_with(client.clone(), namespace, &resource)

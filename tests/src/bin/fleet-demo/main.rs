@@ -109,13 +109,13 @@ async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> 
     };
     let began = Timestamp::now();
     let steps = async {
-        let (seen, surprises) = play(&world).await?;
+        let Seen { lines, surprises, waiting } = play(&world).await?;
         if let (Some(directory), Some(port)) = (&options.pictures, port) {
-            draw(sandbox, port, began, Path::new(directory)).await?;
+            draw(sandbox, port, [began, waiting], Path::new(directory)).await?;
         }
         ensure!(surprises.is_empty(), "{}", surprises.join("\n"));
         say(&format!("passed after {:.0} s:", start.elapsed().as_secs_f64()));
-        print(&seen.iter().map(|line| format!("  {line}\n")).collect::<String>());
+        print(&lines.iter().flat_map(|line| ["  ", line.as_str(), "\n"]).collect::<String>());
         has_passed.store(true, Ordering::Relaxed);
         if options.keep {
             hint(&world, port);
@@ -130,8 +130,18 @@ async fn show(sandbox: &Sandbox, options: &Options, has_passed: &AtomicBool) -> 
     }
 }
 
-/// All stages. Returns a line about each, and what was a surprise though the stage did what it is about.
-async fn play(world: &World) -> Result<(Vec<String>, Vec<String>)> {
+/// What the stages have shown.
+struct Seen {
+    /// A line about each.
+    lines: Vec<String>,
+    /// What was a surprise, though the stage did what it is about.
+    surprises: Vec<String>,
+    /// When a machine waited for a Mac, so that all dashboards have something to show.
+    waiting: Timestamp,
+}
+
+/// All stages.
+async fn play(world: &World) -> Result<Seen> {
     let mut expected = Expected::default();
     // The API server's own, when it has just started.
     expected.warning("Service", "ClusterIPNotAllocated");
@@ -157,18 +167,19 @@ async fn play(world: &World) -> Result<(Vec<String>, Vec<String>)> {
     stage!("bake an image", stages::bake(world));
     stage!("roll a new agent while Pods run", stages::roll(world));
     stage!("lose a Mac", stages::lose(world, &mut expected));
+    let waiting = Timestamp::now();
     stage!("reclaim a stranded Mac", stages::reclaim(world));
     stages::show_all(world).await?;
-    Ok((seen, surprises))
+    Ok(Seen { lines: seen, surprises, waiting })
 }
 
 /// Has the dashboards drawn from what Prometheus has seen.
-async fn draw(sandbox: &Sandbox, port: u16, began: Timestamp, directory: &Path) -> Result<()> {
+async fn draw(sandbox: &Sandbox, port: u16, times: [Timestamp; 2], directory: &Path) -> Result<()> {
     let directory = std::path::absolute(directory)?;
     std::fs::create_dir_all(&directory)?;
     let mut command = sandbox.command(programs::find("dashboards")?);
     command.arg(port.to_string());
-    command.args([began.as_second(), Timestamp::now().as_second()].map(|time| time.to_string()));
+    command.args(times.map(|time| time.as_second().to_string()));
     command.arg(&directory);
     print(&tart_kubelet_tests::process::run(command, "", STAGE_DEADLINE).await?);
     Ok(())

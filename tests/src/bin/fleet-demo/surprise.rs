@@ -45,11 +45,11 @@ impl Expected {
             let about = &event.involved_object;
             let (kind, name) = (about.kind.as_deref(), about.name.as_deref());
             let words = [kind, name, event.reason.as_deref(), event.message.as_deref()];
-            words.map(|word| word.unwrap_or_default()).join(" ")
+            words.map(Option::unwrap_or_default).join(" ")
         });
         let surprises: BTreeSet<String> = surprises.collect();
-        let shown = surprises.iter().map(|words| format!("\n  {words}")).collect::<String>();
-        ensure!(surprises.is_empty(), "Warnings that were not expected:{shown}");
+        let shown = Vec::from_iter(surprises.iter().cloned()).join("\n  ");
+        ensure!(surprises.is_empty(), "Warnings that were not expected:\n  {shown}");
         Ok(())
     }
 

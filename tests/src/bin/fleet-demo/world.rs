@@ -134,7 +134,7 @@ impl World {
 
     /// Shows and runs `helm install` or `helm upgrade` of the release, and brings the provider to what it says.
     pub(crate) async fn deploy(&self, verb: &str, sets: &[&str]) -> Result<()> {
-        let shown: String = sets.iter().map(|set| format!(" --set {set}")).collect();
+        let shown: String = sets.iter().flat_map(|set| [" --set ", *set]).collect();
         let chart = chart().display().to_string();
         let (file, values) = match verb {
             "install" => (" -f demo.yaml", vec!["-f".to_owned(), self.values.display().to_string()]),
@@ -149,7 +149,7 @@ impl World {
         let said = self.helm.run(arguments).await?;
         let notes = said.split_once("NOTES:\n").map_or("", |(_, notes)| notes);
         let fleets = notes.lines().filter(|line| line.contains("from free hosts"));
-        print(&fleets.map(|line| format!("{line}\n")).collect::<String>());
+        print(&fleets.flat_map(|line| [line, "\n"]).collect::<String>());
         self.provider.lock().await.roll_out(&self.control_plane).await
     }
 
