@@ -82,7 +82,6 @@ mod tests {
         let outdated = || loaded(Some(7), Some(vec!["/usr/local/bin/tart-kubelet".to_owned()]));
         let unloaded = || Registration::NotLoaded;
         let register = |write| Plan::Register { write };
-        use Outdated::{Definition, Nothing, Process};
         let table = [
             (Same, running(), Nothing, Plan::Keep),
             (Same, running(), Process, Plan::Restart),

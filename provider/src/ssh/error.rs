@@ -40,8 +40,6 @@ pub(crate) enum SshError {
         expected: String,
         /// The key that it has.
         seen: Fingerprint,
-        /// The file with the keys that are known.
-        file: Option<PathBuf>,
     },
     /// The file of known hosts cannot be used.
     #[error("cannot read the known hosts in {}", path.display())]
@@ -126,9 +124,4 @@ pub(crate) enum SshError {
         /// The last line of its standard error.
         message: String,
     },
-}
-
-/// Which file says so.
-fn from(file: &Option<PathBuf>) -> String {
-    file.as_ref().map(|path| format!(" by {}", path.display())).unwrap_or_default()
 }

@@ -1,7 +1,6 @@
 //! A real Prometheus, with the alerts, that scrapes a real agent and a real provider.
 
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
