@@ -48,7 +48,7 @@ impl Expected {
             words.map(Option::unwrap_or_default).join(" ")
         });
         let surprises: BTreeSet<String> = surprises.collect();
-        let shown = Vec::from_iter(surprises.iter().cloned()).join("\n  ");
+        let shown = surprises.iter().cloned().collect::<Vec<_>>().join("\n  ");
         ensure!(surprises.is_empty(), "Warnings that were not expected:\n  {shown}");
         Ok(())
     }
