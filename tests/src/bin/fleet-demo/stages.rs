@@ -199,9 +199,12 @@ pub(crate) async fn lose(world: &World, expected: &mut Expected) -> Result<Strin
     let lost = busiest(world, &world.ready(FLEET, 3).await?).await?;
     let (name, owner) = (kinds::name(&lost), owner(&lost)?);
     let id = lost["status"]["serverID"].as_str().context("a machine without a host")?;
-    for (kind, reason) in
-        [("Pod", "NodeNotReady"), ("Pod", "FailedScheduling"), (PROVIDER_MACHINE.kind(), "HostGone")]
-    {
+    for (kind, reason) in [
+        ("Pod", "NodeNotReady"),
+        ("Pod", "FailedScheduling"),
+        (PROVIDER_MACHINE.kind(), "HostGone"),
+        (PROVIDER_MACHINE.kind(), "NoAvailableHost"),
+    ] {
         expected.warning(kind, reason);
     }
     say(&format!("the Mac of {name} burns down"));
