@@ -50,8 +50,8 @@ pub(crate) struct Metrics {
 impl Default for Metrics {
     fn default() -> Self {
         Self {
-            rolls: Family::default(),
-            passes: Family::default(),
+            rolls: results(),
+            passes: results(),
             durations: Histogram::new(BUCKETS),
             is_leader: AtomicBool::new(false),
         }
@@ -60,6 +60,15 @@ impl Default for Metrics {
 
 fn result(is_ok: bool) -> ResultLabels {
     ResultLabels { result: if is_ok { "success" } else { "failure" } }
+}
+
+/// Counters that are 0 before the first event: Prometheus sees an increase only from a value that it has scraped.
+fn results() -> Family<ResultLabels, Counter> {
+    let counters = Family::<ResultLabels, Counter>::default();
+    for is_ok in [true, false] {
+        drop(counters.get_or_create(&result(is_ok)));
+    }
+    counters
 }
 
 impl Metrics {

@@ -146,6 +146,8 @@ impl ProviderDeployment {
         let mut command = control_plane.sandbox().command(programs::provider()?);
         command.args(container.args.iter().flatten());
         command.arg("--kubeconfig").arg(kubeconfig).arg("--tartkubelet-binary-path").arg(agent);
+        // A person who looks on does not wait for minutes.
+        command.arg("--roll-min-ready-time=2s");
         command.arg(format!("--metrics-bind-address=127.0.0.1:{metrics}"));
         command.arg(format!("--health-probe-bind-address=127.0.0.1:{health}"));
         command.envs(self.environment(control_plane, container).await?).env_remove("RUST_LOG");

@@ -11,14 +11,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::pods::START_BUCKETS;
-use super::{Label, Metrics, count, histogram, observe};
+use super::{Label, Metrics, count, histogram, observe, zero};
 use crate::mutex::lock;
 
 const GC_BUCKETS: [f64; 8] = [0.01, 0.1, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 metrics! {
     pub(super) struct ImagePullMetrics {
-        pulls: Family<Label, Counter> = Family::default(),
+        pulls: Family<Label, Counter> = zero("result", &["success"]),
             "tart_kubelet_image_pulls", "Pulls of images by how they ended: success, or the reason why not";
         durations: Histogram = histogram(&START_BUCKETS),
             "tart_kubelet_image_pull_duration_seconds", "Time that pulls of images took, whatever their end";

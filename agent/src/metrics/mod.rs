@@ -36,6 +36,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -54,6 +56,15 @@ pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0
 
 /// The label of a sample that has one.
 type Label<V = &'static str> = [(&'static str, V); 1];
+
+/// Counters that are 0, and not absent, before the first event: Prometheus sees an increase only from a value that it has scraped.
+fn zero(label: &'static str, values: &[&'static str]) -> Family<Label, Counter> {
+    let counters = Family::<Label, Counter>::default();
+    for value in values {
+        drop(counters.get_or_create(&[(label, *value)]));
+    }
+    counters
+}
 
 /// All metrics of one agent; clones share them.
 #[derive(Debug, Clone)]
@@ -116,6 +127,16 @@ mod tests {
         for line in lines {
             assert!(text.contains(&format!("\n{line}\n")), "{line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn what_is_shown_as_an_increase_is_zero_at_the_start() {
+        let stages = ["pull", "clone", "configure", "boot", "command"];
+        let mut lines = stages
+            .map(|stage| format!("tart_kubelet_start_stage_duration_seconds_count{{stage=\"{stage}\"}} 0"))
+            .to_vec();
+        lines.push("tart_kubelet_image_pulls_total{result=\"success\"} 0".to_owned());
+        assert_lines(&Metrics::new(), &lines.iter().map(String::as_str).collect::<Vec<_>>());
     }
 
     #[test]

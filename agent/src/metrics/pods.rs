@@ -26,8 +26,7 @@ metrics! {
             "tart_kubelet_pods_waiting", "Pods that were accepted and have no running VM yet";
         oldest_waiting: Gauge<f64, AtomicU64> = Gauge::default(),
             "tart_kubelet_oldest_waiting_pod_age_seconds", "How long the first of them has waited";
-        stages: Family<Label, Histogram, fn() -> Histogram> =
-            Family::new_with_constructor(|| histogram(&START_BUCKETS)),
+        stages: Family<Label, Histogram, fn() -> Histogram> = stages(),
             "tart_kubelet_start_stage_duration_seconds",
             "Time that the stages of a VM's start took: pull, clone, configure, boot, command";
         restarts: Counter = Counter::default(),
@@ -35,6 +34,16 @@ metrics! {
         failures: Family<Label<String>, Counter> = Family::default(),
             "tart_kubelet_failures", "Failures of Pods, containers and images by the reason that their status shows";
     }
+}
+
+/// A histogram for each stage, also before the first VM starts: Prometheus sees an increase only from a value that it has scraped.
+fn stages() -> Family<Label, Histogram, fn() -> Histogram> {
+    let stages =
+        Family::<Label, Histogram, fn() -> Histogram>::new_with_constructor(|| histogram(&START_BUCKETS));
+    for stage in ["pull", "clone", "configure", "boot", "command"] {
+        drop(stages.get_or_create(&[("stage", stage)]));
+    }
+    stages
 }
 
 impl PodMetrics {

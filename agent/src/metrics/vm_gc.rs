@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::{Label, Metrics, histogram, observe};
+use super::{Label, Metrics, histogram, observe, zero};
 use crate::mutex::lock;
 
 const BUCKETS: [f64; 7] = [0.1, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0];
@@ -35,15 +35,6 @@ metrics! {
         /// All reasons that were ever served: one that no longer holds is 0, not absent.
         reasons: Mutex<BTreeMap<&'static str, i64>> = Mutex::default();
     }
-}
-
-/// Counters that are 0, and not absent, before the first event.
-fn zero(label: &'static str, values: &[&'static str]) -> Family<Label, Counter> {
-    let counters = Family::<Label, Counter>::default();
-    for value in values {
-        drop(counters.get_or_create(&[(label, *value)]));
-    }
-    counters
 }
 
 impl VmGcMetrics {

@@ -170,6 +170,11 @@ pub(crate) struct ManagerArgs {
     #[arg(long, default_value = "30m", value_parser = duration, help_heading = "Attempts")]
     pub(crate) tartkubelet_terminal_retry_after: Duration,
 
+    /// For how long a Node has to stay ready after a roll before other machines follow. A Node whose agent says nothing counts as ready for
+    /// 40 seconds
+    #[arg(long, default_value = "1m", value_parser = duration, help_heading = "Attempts")]
+    pub(crate) roll_min_ready_time: Duration,
+
     /// Failed bootstraps before a host is restarted; 0 for never
     #[arg(long, default_value_t = 3, help_heading = "Attempts")]
     pub(crate) bootstrap_reboot_after: u32,
@@ -290,6 +295,7 @@ impl ManagerArgs {
                 bootstrap_attempts: self.bootstrap_max_attempts,
                 update_attempts: self.tartkubelet_max_update_attempts,
                 terminal_retry_after: self.tartkubelet_terminal_retry_after,
+                roll_min_ready: self.roll_min_ready_time,
             },
             default_prefix,
             reclaim,

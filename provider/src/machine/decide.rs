@@ -39,6 +39,8 @@ pub(crate) struct Limits {
     pub(crate) update_attempts: u32,
     /// When they begin again; zero for never.
     pub(crate) terminal_retry_after: Duration,
+    /// For how long a Node has to stay ready after a roll before the roll counts as done.
+    pub(crate) roll_min_ready: Duration,
 }
 
 /// What is known about a machine.

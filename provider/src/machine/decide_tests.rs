@@ -54,6 +54,7 @@ fn seen(machine: &Machine) -> Observed<'_> {
             bootstrap_attempts: 8,
             update_attempts: 5,
             terminal_retry_after: Duration::from_mins(30),
+            roll_min_ready: Duration::from_mins(1),
         },
         now: at(NOW),
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt as _;
 use jiff::Timestamp;
@@ -12,13 +13,16 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt as _};
 
 use super::credentials::HostCredentials;
-use super::decide::{ClusterSeen, NodeSeen, Observed, Step, Vms, decide};
+use super::decide::{ClusterSeen, HOST_UP_TO_DATE, NodeSeen, Observed, Step, Vms, decide};
 use super::reconciler::{ReconcileError, Reconciler, Wanted, reference};
 use super::report;
 use super::roll::{RollState, Rolled, Turn, turn};
 use crate::apiserver::call;
 use crate::cluster_api::CLUSTER_NAME;
-use crate::crd::{ScalewayAppleSiliconMachine as Machine, ScalewayAppleSiliconMachineStatus as Status};
+use crate::crd::{
+    ConditionStatus, ScalewayAppleSiliconMachine as Machine, ScalewayAppleSiliconMachineStatus as Status,
+    find_condition,
+};
 use crate::host::{Credential, Secret};
 use crate::names::MachineRef;
 
@@ -166,21 +170,65 @@ impl Reconciler {
     }
 
     pub(super) fn roll_state(&self, machine: &Machine, desired: Option<&str>, is_rolling: bool) -> RollState {
-        let status = machine.status.clone().unwrap_or_default();
-        // A host that was not ready before its roll says nothing about the configuration.
-        let has_failed = status.tart_kubelet_update_attempts.unwrap_or(0) > 0
-            && status.failure_reason.as_deref() != Some(report::HOST_NOT_READY);
-        let is_this = |hash: &Option<String>| desired.is_none_or(|desired| hash.as_deref() == Some(desired));
         if is_rolling {
-            RollState::Rolling
-        } else if has_failed && is_this(&status.failed_host_config_hash) {
-            RollState::Failed
-        } else if desired.is_none() || status.host_config_hash.as_deref() != desired {
-            RollState::Outdated
-        } else if self.node(&machine.name_any()).is_none_or(|node| is_ready(&node)) {
-            RollState::Done
-        } else {
-            RollState::DoneAndNotReady
+            return RollState::Rolling;
         }
+        let status = machine.status.clone().unwrap_or_default();
+        let is_ready = self.node(&machine.name_any()).is_none_or(|node| is_ready(&node));
+        roll_state(&status, desired, is_ready, self.limits.roll_min_ready, Timestamp::now())
+    }
+}
+
+/// How far a machine is that is not being rolled. `is_ready` is what its Node says.
+fn roll_state(
+    status: &Status,
+    desired: Option<&str>,
+    is_ready: bool,
+    min_ready: Duration,
+    now: Timestamp,
+) -> RollState {
+    // A host that was not ready before its roll says nothing about the configuration.
+    let has_failed = status.tart_kubelet_update_attempts.unwrap_or(0) > 0
+        && status.failure_reason.as_deref() != Some(report::HOST_NOT_READY);
+    let is_this = |hash: &Option<String>| desired.is_none_or(|desired| hash.as_deref() == Some(desired));
+    if has_failed && is_this(&status.failed_host_config_hash) {
+        return RollState::Failed;
+    }
+    if desired.is_none() || status.host_config_hash.as_deref() != desired {
+        return RollState::Outdated;
+    }
+    if !is_ready {
+        return RollState::DoneAndNotReady;
+    }
+    // The Node of an agent that has fallen silent counts as ready for a while. A time far ahead is that of a clock that was set back since.
+    let since = find_condition(&status.conditions, HOST_UP_TO_DATE)
+        .filter(|known| known.status == ConditionStatus::True)
+        .map(|known| now.duration_since(known.last_transition_time.0).unsigned_abs());
+    let is_new = since.is_some_and(|since| since < min_ready);
+    if is_new { RollState::Rolling } else { RollState::Done }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::report;
+
+    #[test]
+    fn a_roll_is_done_when_its_node_has_stayed_ready() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let min_ready = Duration::from_mins(1);
+        let mut status = Status::default();
+        report::rolled(&mut status, "new", "", at(100));
+        let state =
+            |status: &Status, is_ready, now| roll_state(status, Some("new"), is_ready, min_ready, at(now));
+        assert_eq!(state(&status, true, 159), RollState::Rolling);
+        assert_eq!(state(&status, false, 159), RollState::DoneAndNotReady);
+        assert_eq!(state(&status, true, 160), RollState::Done);
+        // The clock was set back, by little or by much.
+        assert_eq!(state(&status, true, 50), RollState::Rolling);
+        assert_eq!(state(&status, true, 40), RollState::Done);
+        assert_eq!(roll_state(&status, Some("newer"), true, min_ready, at(110)), RollState::Outdated);
+        report::roll_failed(&mut status, "newer", 5, true, "it ends at once", at(200));
+        assert_eq!(roll_state(&status, Some("newer"), true, min_ready, at(300)), RollState::Failed);
     }
 }

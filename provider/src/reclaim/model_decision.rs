@@ -58,6 +58,7 @@ pub(super) fn next_step(record: &MachineRecord, known: Known, is_cluster_paused:
             bootstrap_attempts: ATTEMPTS,
             update_attempts: 0,
             terminal_retry_after: Duration::ZERO,
+            roll_min_ready: Duration::ZERO,
         },
         now: Timestamp::UNIX_EPOCH,
     })

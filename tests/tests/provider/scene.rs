@@ -255,7 +255,7 @@ impl Scene {
             format!("--secrets-namespace={}", self.namespace),
         ]);
         command.arg(format!("--api-server-url={}", self.control_plane.server()));
-        command.arg("--tartkubelet-binary-path").arg(&self.agent);
+        command.arg("--tartkubelet-binary-path").arg(&self.agent).arg("--roll-min-ready-time=1s");
         for address in ["--metrics-bind-address", "--health-probe-bind-address"] {
             if !flags.iter().any(|flag| flag.starts_with(address)) {
                 command.arg(format!("{address}=127.0.0.1:0"));
