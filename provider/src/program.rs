@@ -195,8 +195,10 @@ async fn on_macs(args: &ConfigArgs, mode: &Mode, begin: Begin) -> Result<bool, S
         if begin == Begin::WithAnAgent {
             let plist = connection.read_file(AGENT_PLIST).await.map_err(|error| chain(&error))?;
             if plist.is_none() {
-                let address = connection.address();
-                return Err(format!("{address} has no agent yet; `tart-provider host apply` installs it"));
+                let (address, new) = (connection.address(), learned(&connection));
+                return Err(format!(
+                    "{address} has no agent yet; `tart-provider host apply` installs it{new}"
+                ));
             }
         }
         let seen = take(connection, &mac.steps, mode, &mac.printer).await;
@@ -310,15 +312,7 @@ fn config(args: &ConfigArgs) -> Result<HostConfig, String> {
 
 /// Takes the Mac through the steps, and prints how each goes. What was seen of it.
 async fn take(mut mac: Connection, steps: &[Step], mode: &Mode, printer: &Printer) -> Seen {
-    let host_key = if mac.is_learned() {
-        format!(
-            " (its host key {} is new here, is trusted from now on, and was added to ~/.ssh/known_hosts)",
-            mac.fingerprint()
-        )
-    } else {
-        String::new()
-    };
-    printer.line(&format!("{}{host_key}", mac.address()));
+    printer.line(&format!("{}{}", mac.address(), learned(&mac)));
     mac.on_upload(printer.uploads());
     let report = converge(&mac, steps, mode, |name, outcome| match outcome {
         Some(outcome) => printer.outcome(name, outcome),
@@ -329,6 +323,15 @@ async fn take(mut mac: Connection, steps: &[Step], mode: &Mode, printer: &Printe
     mac.close().await;
     printer.line(&progress::summary(&report, mode));
     Seen { host_key, report }
+}
+
+/// Words about a host key that was trusted because nothing was known of the Mac.
+fn learned(mac: &Connection) -> String {
+    if !mac.is_learned() {
+        return String::new();
+    }
+    let key = mac.fingerprint();
+    format!(" (its host key {key} is new here, is trusted from now on, and was added to ~/.ssh/known_hosts)")
 }
 
 async fn connect(address: &SshAddress, keys: &KeyArgs) -> Result<Connection, String> {

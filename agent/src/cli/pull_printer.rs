@@ -66,7 +66,8 @@ impl PullPrinter {
             return;
         }
         if self.has_live_line {
-            let _ = write!(out, "{ERASE_LINE}");
+            // Before standard error has its line.
+            let _ = write!(out, "{ERASE_LINE}").and_then(|()| out.flush());
         }
         let _ = match event {
             PullEvent::Begun { image } if self.has_live_line => write!(out, "{}", bar(image, 0)),

@@ -133,7 +133,7 @@ pub(crate) async fn install<H: Host>(
 }
 
 /// The program that an update replaced, until the new one has proved itself.
-const PREVIOUS: &str = "/usr/local/bin/.tart-kubelet.previous";
+pub(super) const PREVIOUS: &str = "/usr/local/bin/.tart-kubelet.previous";
 
 struct Installer<'a, H> {
     host: &'a H,

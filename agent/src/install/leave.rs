@@ -7,7 +7,7 @@ use launchd::{
 };
 
 use super::AgentSettings;
-use super::apply::agent_label;
+use super::apply::{PREVIOUS, agent_label};
 use super::drain::{DrainError, drain};
 use super::mac::{MacError, MacPrograms};
 use super::{node_watch, started};
@@ -104,7 +104,7 @@ pub(crate) async fn leave<H: Host>(
     // A Pod may have come until the agent ended.
     let running = running_vms(&StateDir::at(&settings.state_dir))?;
     // Credentials go first: a Mac that starts again meanwhile does not join again.
-    mac.remove(&[&kubeconfig, &bootstrap, started::NOTE, AGENT_NEWSYSLOG]).await?;
+    mac.remove(&[&kubeconfig, &bootstrap, started::NOTE, PREVIOUS, AGENT_NEWSYSLOG]).await?;
     if running.is_empty() {
         mac.remove(&[&state_dir, AGENT_LOG]).await?;
     } else {

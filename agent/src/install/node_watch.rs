@@ -1,10 +1,12 @@
 //! The Node of this Mac, as the API server has it, asked with the agent's own credentials.
 
 use std::fmt;
+use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, NodeCondition};
 use kube::{Api, Client};
+use tokio::time::{sleep, timeout};
 
 use super::AgentSettings;
 use crate::apiserver::call::{CallError, DEADLINE, call};
@@ -14,6 +16,9 @@ use crate::state::StateDir;
 
 /// The namespace of the Leases of Nodes.
 const LEASES: &str = "kube-node-lease";
+/// For how long the Lease is asked for while the API server does not answer.
+const RENEWAL_DEADLINE: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// How far the Mac is on its way to a Node that is Ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,13 +72,22 @@ pub(crate) async fn node(client: &Client, settings: &AgentSettings) -> Result<Op
     call(DEADLINE, Api::<Node>::all(client.clone()).get_opt(&settings.node.to_string())).await
 }
 
-/// Which renewal of the Node's Lease the API server has; `None` if it has none, or cannot be asked. The clocks of Mac and cluster may differ,
-/// so that the time of the renewal says less.
+/// Which renewal of the Node's Lease the API server has; `None` if it has none, or cannot be asked for half a minute. The clocks of Mac and
+/// cluster may differ, so that the time of the renewal says less.
 pub(crate) async fn renewal(settings: &AgentSettings) -> Option<String> {
-    if !settings.kubeconfig.exists() {
-        return None;
-    }
-    lease(&client(settings).await.ok()?, settings).await.ok().flatten()
+    let ask = async {
+        while settings.kubeconfig.exists() {
+            // One call that fails must not let the Node's old condition count as the new agent's.
+            if let Ok(client) = client(settings).await
+                && let Ok(renewal) = lease(&client, settings).await
+            {
+                return renewal;
+            }
+            sleep(PAUSE).await;
+        }
+        None
+    };
+    timeout(RENEWAL_DEADLINE, ask).await.ok().flatten()
 }
 
 async fn lease(client: &Client, settings: &AgentSettings) -> Result<Option<String>, CallError> {

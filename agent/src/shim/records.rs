@@ -28,7 +28,6 @@ impl Shim {
     /// there is none to be had. It gives up when a user has deleted the directory.
     pub(super) async fn persist(&self, what: &str, write: impl Fn() -> Result<(), FileError>) {
         let (mut warned, mut asked) = (false, 0);
-        let is_shared = self.tart.shares_disk_with(self.vm_run.path());
         while let Err(error) = write() {
             if matches!(self.vm_run.path().try_exists(), Ok(false)) {
                 warn!(vm = %self.spec.vm, "the VM's directory is gone; cannot write {what}");
@@ -38,11 +37,20 @@ impl Shim {
                 warn!(vm = %self.spec.vm, error = chain(&error), "cannot write {what}; trying until it works");
             }
             // What the agent frees may not be enough. Then it says so.
-            let is_due = is_shared && asked < MOST_REQUESTS && !self.vm_run.wants_disk_space();
-            if is_due && error.is_for_want_of_space() {
+            let is_due = error.is_for_want_of_space()
+                && asked < MOST_REQUESTS
+                && !self.vm_run.wants_disk_space()
+                && self.tart.shares_disk_with(self.vm_run.path());
+            if is_due {
                 asked += u32::from(self.vm_run.request_disk_space().is_ok());
             }
             sleep(WRITE_INTERVAL).await;
+        }
+        // An agent that comes back later must not delete an image for it.
+        if asked > 0
+            && let Err(error) = self.vm_run.remove_disk_space_request()
+        {
+            warn!(vm = %self.spec.vm, error = chain(&error), "cannot withdraw the request for disk space");
         }
     }
 

@@ -38,7 +38,7 @@ impl Reconciler {
             let message = format!("the Node {node} is not this machine's; delete it if that host is gone");
             return self.report(machine, &Report::Refused { reason, message }, SOON).await;
         }
-        let _turn = if known.ready {
+        let _turn = if known.ready && known.host_config_hash.is_some() {
             match self.take_turn(machine) {
                 Some(turn) => Some(turn),
                 None => return Ok(Action::requeue(SOON)),

@@ -156,14 +156,16 @@ pub(crate) enum Report {
 pub(crate) fn decide(seen: &Observed<'_>) -> Step {
     let machine = seen.machine;
     let has_finalizer = machine.finalizers().iter().any(|name| name == FINALIZER);
-    if machine.metadata.deletion_timestamp.is_some() {
-        return if has_finalizer { Step::Delete } else { Step::Nothing };
-    }
+    let is_deleting = machine.metadata.deletion_timestamp.is_some();
     if !has_finalizer {
-        return Step::AddFinalizer;
+        return if is_deleting { Step::Nothing } else { Step::AddFinalizer };
     }
+    // Before that a deleted machine of a paused Cluster, whose host an operator has detached, would not look paused.
     if !seen.is_synced {
         return Step::Report(Report::WaitsForWatches, AT_ONCE);
+    }
+    if is_deleting {
+        return Step::Delete;
     }
     match seen.cluster {
         ClusterSeen::Missing => return Step::Report(Report::WaitsForCluster, SOON),
@@ -271,14 +273,11 @@ fn bootstrap(seen: &Observed<'_>, waited: Duration) -> Step {
             Step::Report(Report::WaitsForNode, left)
         };
     }
-    // A host that has served gets another configuration as in a roll: in its turn.
+    // A host that has served gets another configuration as in a roll: in its turn. One that has lost its Node gets its own again at once.
+    let is_roll = status.ready && seen.desired.is_some() && status.host_config_hash.is_some();
     match &seen.turn {
-        Turn::Later(why) if status.ready && seen.desired.is_some() => {
-            Step::Report(Report::WaitsForTurn(why.clone()), SOON)
-        }
-        Turn::Halted(why) if status.ready && seen.desired.is_some() => {
-            Step::Report(Report::RollHalted(why.clone()), REST)
-        }
+        Turn::Later(why) if is_roll => Step::Report(Report::WaitsForTurn(why.clone()), SOON),
+        Turn::Halted(why) if is_roll => Step::Report(Report::RollHalted(why.clone()), REST),
         _ => Step::Bootstrap,
     }
 }

@@ -170,6 +170,15 @@ fn nothing_is_decided_before_the_watches_have_shown_the_cluster() {
     }));
     let empty = Observed { node: None, is_synced: false, cluster: ClusterSeen::Missing, ..seen(&served) };
     assert_eq!(reported(&decide(&empty)), Some(&Report::WaitsForWatches));
+    // The watch of Clusters has yet to show that this one is paused.
+    let mut deleted = served.clone();
+    deleted.metadata.deletion_timestamp =
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(at(1000)));
+    assert_eq!(
+        reported(&decide(&Observed { is_synced: false, ..seen(&deleted) })),
+        Some(&Report::WaitsForWatches)
+    );
+    assert_eq!(decide(&seen(&deleted)), Step::Delete);
     assert_eq!(reported(&decide(&Observed { node: None, ..seen(&served) })), Some(&Report::NodeMissing));
 }
 
@@ -189,6 +198,10 @@ fn a_host_that_has_served_is_bootstrapped_with_another_configuration_in_its_turn
     let later = with(&served, Turn::Later("why".to_owned()));
     assert_eq!(reported(&later), Some(&Report::WaitsForTurn("why".to_owned())));
     assert_eq!(with(&new, Turn::Halted("why".to_owned())), Step::Bootstrap);
+    // It did not join, so that its configuration is looked at anew. That is no roll.
+    let repaired =
+        with_status(&json!({ "serverID": "7f6b", "ready": true, "conditions": bootstrapped("False", 1000) }));
+    assert_eq!(with(&repaired, Turn::Halted("why".to_owned())), Step::Bootstrap);
 }
 
 /// A pool that refuses every restart keeps no machine from another host.

@@ -17,6 +17,7 @@ use super::report;
 use crate::apiserver::{ApiError, call};
 use crate::cluster_api::{DrainSettings, drain_settings};
 use crate::crd::{ConditionStatus, ScalewayAppleSiliconMachine as Machine, find_condition};
+use crate::error_chain::chain;
 
 /// The condition about it.
 const DRAINED: &str = "Drained";
@@ -70,7 +71,7 @@ fn decide(seen: &DrainSeen) -> DrainStep {
         return DrainStep::End("Excluded", format!("{left} Pods end with the host, as the Machine says"));
     }
     if seen.unready_since.is_some_and(|since| passed(since) >= UNREADY_LIMIT) {
-        return DrainStep::End("NodeNotReady", format!("{left} Pods are lost: the Node is not ready"));
+        return DrainStep::End("NodeNotReady", format!("{left} Pods are lost: nothing is heard of the Node"));
     }
     if passed(seen.since) >= limit {
         return DrainStep::End("TimedOut", format!("{left} Pods did not end within {} s", limit.as_secs()));
@@ -88,11 +89,12 @@ fn is_waited_for(pod: &Pod) -> bool {
     !matches!(phase, Some("Succeeded" | "Failed")) && !of_node && !is_mirror
 }
 
+/// Since when nothing is heard of the Node. An agent that says itself that it is not ready goes on to end Pods.
 fn unready_since(node: &Node) -> Option<Timestamp> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let ready = conditions.iter().find(|known| known.type_ == "Ready")?;
     let since = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
-    (ready.status != "True").then_some(since)
+    (ready.status == "Unknown").then_some(since)
 }
 
 impl Reconciler {
@@ -115,6 +117,8 @@ impl Reconciler {
         if self.pool.host(&zone, &id).await?.is_none() {
             return Ok(None);
         }
+        // First, or a Pod could still come to a Node that has none.
+        self.cordon(&nodes, &node).await?;
         let bound = ListParams::default().fields(&format!("spec.nodeName={name}"));
         let pods =
             call("list the Pods of the Node", Api::<Pod>::all(self.client.clone()).list(&bound)).await?;
@@ -135,14 +139,7 @@ impl Reconciler {
                 (type_, is, reason, words, None)
             }
             DrainStep::Evict(pods, left) => {
-                self.cordon(&nodes, &node).await?;
-                let held = self.evict(&pods).await?;
-                let held = if held == 0 {
-                    String::new()
-                } else {
-                    format!(", {held} of them may not be evicted yet")
-                };
-                let words = format!("{left} Pods are left{held}");
+                let words = format!("{left} Pods are left{}", self.evict(&pods).await);
                 (EventType::Normal, ConditionStatus::False, DRAINING, words, Some(PAUSE))
             }
         };
@@ -165,18 +162,21 @@ impl Reconciler {
         call("cordon the Node", nodes.patch(&node.name_any(), &params, &patch)).await.map(drop)
     }
 
-    /// Tells Pods to end. Returns how many may not yet, because of a `PodDisruptionBudget`.
-    async fn evict(&self, pods: &[PodSeen]) -> Result<usize, ApiError> {
-        let mut held = 0;
+    /// Tells Pods to end. One that may not be evicted holds up no other. Returns words about those that were not told.
+    async fn evict(&self, pods: &[PodSeen]) -> String {
+        let (mut held, mut failed) = (0, None);
         for pod in pods {
             let api = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
             match call("evict a Pod", api.evict(&pod.name, &EvictParams::default())).await {
                 Err(error) if error.is_too_many() => held += 1,
-                Err(error) if !error.is_not_found() => return Err(error),
+                Err(error) if !error.is_not_found() => failed = Some((pod, error)),
                 _ => {}
             }
         }
-        Ok(held)
+        let held = if held > 0 { format!(", {held} of them may not be evicted yet") } else { String::new() };
+        let failed =
+            failed.map(|(pod, error)| format!("; {}/{}: {}", pod.namespace, pod.name, chain(&error)));
+        held + &failed.unwrap_or_default()
     }
 }
 
@@ -242,6 +242,19 @@ mod tests {
         assert_eq!(reason(&unready(950)), "NodeNotReady");
         let settings = DrainSettings { is_excluded: true, timeout: None };
         assert_eq!(reason(&DrainSeen { settings, ..seen(&pods) }), "Excluded");
+    }
+
+    #[test]
+    fn a_node_whose_agent_speaks_is_waited_for() {
+        let node = |status: &str| -> Node {
+            let ready =
+                json!({ "type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:16:40Z" });
+            serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": [ready] } })).unwrap()
+        };
+        assert_eq!(
+            ["True", "False", "Unknown"].map(|is| unready_since(&node(is))),
+            [None, None, Some(at(1000))]
+        );
     }
 
     #[test]

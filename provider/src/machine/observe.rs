@@ -13,7 +13,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt as _};
 
 use super::credentials::HostCredentials;
-use super::decide::{ClusterSeen, HOST_UP_TO_DATE, NodeSeen, Observed, Step, Vms, decide};
+use super::decide::{BOOTSTRAPPED, ClusterSeen, HOST_UP_TO_DATE, NodeSeen, Observed, Step, Vms, decide};
 use super::reconciler::{ReconcileError, Reconciler, Wanted, reference};
 use super::report;
 use super::roll::{RollState, Rolled, Turn, turn};
@@ -200,6 +200,12 @@ fn roll_state(
     if !is_ready {
         return RollState::DoneAndNotReady;
     }
+    // A host that was bootstrapped again has not joined yet.
+    if find_condition(&status.conditions, BOOTSTRAPPED)
+        .is_some_and(|known| known.status != ConditionStatus::True)
+    {
+        return RollState::Rolling;
+    }
     // The Node of an agent that has fallen silent counts as ready for a while. A time far ahead is that of a clock that was set back since.
     let since = find_condition(&status.conditions, HOST_UP_TO_DATE)
         .filter(|known| known.status == ConditionStatus::True)
@@ -228,6 +234,9 @@ mod tests {
         assert_eq!(state(&status, true, 50), RollState::Rolling);
         assert_eq!(state(&status, true, 40), RollState::Done);
         assert_eq!(roll_state(&status, Some("newer"), true, min_ready, at(110)), RollState::Outdated);
+        let mut again = status.clone();
+        report::converged(&mut again, "new", "", at(150));
+        assert_eq!(state(&again, true, 300), RollState::Rolling);
         report::roll_failed(&mut status, "newer", 5, true, "it ends at once", at(200));
         assert_eq!(roll_state(&status, Some("newer"), true, min_ready, at(300)), RollState::Failed);
     }

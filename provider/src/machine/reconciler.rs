@@ -55,7 +55,7 @@ pub(crate) struct Reconciler {
     pub(super) credentials: CredentialStore,
     /// The machines that are being rolled at this moment.
     pub(super) rolling: Mutex<HashSet<MachineRef>>,
-    /// What hosts should be like, so that a pass over a machine at rest asks nobody.
+    /// What hosts should be like, so that a pass over a machine at rest makes no call.
     pub(super) wanted: Mutex<HashMap<MachineRef, Wanted>>,
 }
 

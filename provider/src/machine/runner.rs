@@ -27,7 +27,7 @@ pub(super) enum RunnerError {
 }
 
 impl RunnerError {
-    /// Whether the same call may succeed later without anyone's doing.
+    /// Whether the same call may succeed later without an operator's doing.
     pub(super) fn is_transient(&self) -> bool {
         matches!(self, Self::Github(error) if error.is_transient())
     }

@@ -11,13 +11,13 @@ use std::time::Duration;
 use russh::client::{self, AuthResult, Handle};
 use russh::keys::known_hosts::{known_host_keys_path, learn_known_hosts_path};
 use russh::keys::{PrivateKeyWithHashAlg, PublicKey, PublicKeyOrCertificate};
-use russh::{ChannelMsg, ChannelReadHalf, Disconnect, Sig};
+use russh::{ChannelMsg, ChannelReadHalf, Disconnect, Preferred, Sig};
 use tokio::io::{AsyncRead, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::upload::Noted;
-use super::{Fingerprint, OnUpload, SshAddress, SshError, SshKey};
+use super::{Fingerprint, OnUpload, SshAddress, SshError, SshKey, known_hosts};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(15);
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(20);
@@ -84,18 +84,24 @@ impl client::Handler for HostKeyCheck {
 
 impl HostKeyPolicy {
     /// The keys that are trusted; `None` for any.
-    fn trusted(&self, address: &SshAddress) -> Result<Option<Vec<Fingerprint>>, SshError> {
+    fn trusted(&self, known: &[PublicKey]) -> Option<Vec<Fingerprint>> {
         match self {
-            Self::Pinned(fingerprint) => Ok(Some(vec![fingerprint.clone()])),
-            Self::TrustOnFirstUse => Ok(None),
-            Self::KnownHosts(path) => {
-                let known = known(address, path)?;
-                if known.is_empty() {
-                    return Err(SshError::UnknownHost { address: address.clone(), path: path.clone() });
-                }
-                Ok(Some(known))
+            Self::Pinned(fingerprint) => Some(vec![fingerprint.clone()]),
+            Self::TrustOnFirstUse => None,
+            Self::KnownHosts(_) => Some(known.iter().map(Fingerprint::of).collect()),
+            Self::Learned(_) => (!known.is_empty()).then(|| known.iter().map(Fingerprint::of).collect()),
+        }
+    }
+
+    /// The keys that the file has for a Mac.
+    fn known(&self, address: &SshAddress) -> Result<Vec<PublicKey>, SshError> {
+        let Some(path) = self.file() else { return Ok(Vec::new()) };
+        let known = known(address, path)?;
+        match self {
+            Self::KnownHosts(_) if known.is_empty() => {
+                Err(SshError::UnknownHost { address: address.clone(), path: path.clone() })
             }
-            Self::Learned(path) => Ok(Some(known(address, path)?).filter(|known| !known.is_empty())),
+            _ => Ok(known),
         }
     }
 
@@ -115,6 +121,11 @@ impl HostKeyPolicy {
             path: path.clone(),
             source: Box::new(source),
         };
+        let lines = std::fs::read_to_string(path).unwrap_or_default();
+        if let Some(line) = known_hosts::undecided_line(&lines, &address.host) {
+            let why = format!("its line {line:?} may be about this Mac; give --host-key");
+            return Err(failed(io::Error::other(why).into()));
+        }
         if let Some(directory) = path.parent() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| failed(error.into()))?;
@@ -126,7 +137,7 @@ impl HostKeyPolicy {
 }
 
 /// The keys that a file has for a Mac.
-fn known(address: &SshAddress, path: &Path) -> Result<Vec<Fingerprint>, SshError> {
+fn known(address: &SshAddress, path: &Path) -> Result<Vec<PublicKey>, SshError> {
     let failed =
         |source: russh::keys::Error| SshError::KnownHosts { path: path.to_owned(), source: Box::new(source) };
     // A file that cannot be read is no file without this Mac.
@@ -135,7 +146,7 @@ fn known(address: &SshAddress, path: &Path) -> Result<Vec<Fingerprint>, SshError
         _ => (),
     }
     let known = known_host_keys_path(&address.host, address.port, path).map_err(failed)?;
-    Ok(known.iter().map(|(_, key)| Fingerprint::of(key)).collect())
+    Ok(known.into_iter().map(|(_, key)| key).collect())
 }
 
 impl Connection {
@@ -146,7 +157,8 @@ impl Connection {
         policy: &HostKeyPolicy,
     ) -> Result<Self, SshError> {
         let late = |what, deadline| SshError::DeadlineExceeded { address: address.clone(), what, deadline };
-        let trusted = policy.trusted(address)?;
+        let known = policy.known(address)?;
+        let trusted = policy.trusted(&known);
         let connected =
             timeout(CONNECT_DEADLINE, TcpStream::connect((address.host.as_str(), address.port))).await;
         let stream = connected
@@ -157,6 +169,10 @@ impl Connection {
             keepalive_interval: Some(KEEPALIVE),
             keepalive_max: 3,
             nodelay: true,
+            preferred: Preferred {
+                key: known_hosts::preferred_algorithms(&known).into(),
+                ..Preferred::DEFAULT
+            },
             ..client::Config::default()
         };
         let check = HostKeyCheck { trusted: trusted.clone(), seen: Arc::clone(&seen) };
@@ -178,12 +194,13 @@ impl Connection {
             (Ok(_), None, _) => return Err(broken(address, russh::Error::UnknownKey)),
         };
         let fingerprint = Fingerprint::of(&key_seen);
-        let is_learned = trusted.is_none() && policy.learn(address, &key_seen)?;
         let offered = PrivateKeyWithHashAlg::new(key.private(), None);
         let accepted =
             timeout(HANDSHAKE_DEADLINE, handle.authenticate_publickey(&address.user, offered)).await;
         match accepted {
             Ok(Ok(AuthResult::Success)) => {
+                // The caller tells of it, which it cannot of a Mac that refuses the key.
+                let is_learned = trusted.is_none() && policy.learn(address, &key_seen)?;
                 Ok(Self { handle, address: address.clone(), fingerprint, is_learned, on_upload: None })
             }
             Ok(Ok(AuthResult::Failure { .. })) => {

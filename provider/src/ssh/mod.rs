@@ -4,6 +4,7 @@ mod address;
 mod connection;
 mod error;
 mod key;
+mod known_hosts;
 mod quote;
 mod remote_mac;
 mod upload;

@@ -1,6 +1,6 @@
 //! Prints the bill of materials of a package of this workspace: every crate that is compiled into its programs, as SPDX 2.3.
 //!
-//! `sbom tart-kubelet`
+//! `sbom tart-kubelet-main`
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;

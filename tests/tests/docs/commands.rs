@@ -197,11 +197,14 @@ impl Programs {
     }
 }
 
-/// Packages of the workspace.
+/// The two programs. Their packages have other names: a build of the package `tart-kubelet` makes none.
 fn cargo(arguments: &[String]) -> Result<Held> {
-    for package in arguments.windows(2).filter(|pair| pair[0] == "-p").map(|pair| &pair[1]) {
-        let members = std::fs::read_to_string(workspace().join("Cargo.lock"))?;
-        ensure!(members.contains(&format!("name = \"{package}\"\n")), "there is no package {package}");
+    ensure!(!arguments.iter().any(|word| word == "-p"), "name the program by --bin");
+    for program in arguments.windows(2).filter(|pair| pair[0] == "--bin").map(|pair| &pair[1]) {
+        ensure!(
+            ["tart-kubelet", "tart-provider"].contains(&program.as_str()),
+            "there is no program {program}"
+        );
     }
     Ok(Held::Checked)
 }
@@ -292,7 +295,8 @@ async fn wrong_commands_are_found() -> Result<()> {
         "helm uninstall macs",
         "make dmo",
         "make demo CHEK=1",
-        "cargo build -p tart-kubelett",
+        "cargo build --bin tart-kubelett",
+        "cargo build -p tart-kubelet",
     ] {
         let said = programs.check("", wrong);
         ensure!(said.is_err(), "{wrong}: {said:?}");

@@ -84,7 +84,11 @@ fn decisions(agent: &Path) -> Result<Vec<String>> {
 fn files(agent: &Path) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
     let texts = sources(&agent.join("state"))?.into_iter();
-    for (_, text) in texts.filter(|(path, _)| !path.to_string_lossy().ends_with("tests.rs")) {
+    let is_test = |path: &Path| {
+        path.to_string_lossy().ends_with("tests.rs")
+            || path.components().any(|part| part.as_os_str() == "golden")
+    };
+    for (_, text) in texts.filter(|(path, _)| !is_test(path)) {
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         let is_file = |word: &&str| matches!(word.rsplit_once('.'), Some((_, "json" | "pid")));
         let files = literals(code).filter(is_file);
