@@ -1,7 +1,7 @@
 //! What the handlers of the kubelet API answer from.
 
 use super::configz::KubeletSettings;
-use super::connections::ForwardPlaces;
+use super::http::connections::ForwardPlaces;
 use super::local::Source;
 use super::stats::Sampler;
 use crate::guest::connections::GuestConnections;

@@ -8,14 +8,14 @@ use tracing::debug;
 
 use super::command_query::CommandQuery;
 use super::context::ApiContext;
-use super::path::ContainerPath;
-use super::response::{self, Body};
+use super::http::path::ContainerPath;
+use super::http::response::{self, Body};
+use super::http::upgrade::{self, Protocol, Protocols, Upgrade};
 use super::running_container::{CommandLine, RunningContainer};
 use super::stream::remote_command::{
     CommandStatus, RemoteCommand, Resizes, SPDY_PROTOCOLS, TerminalSize, WEB_SOCKET_PROTOCOLS, Wanted,
 };
 use super::stream::{Gone, Input};
-use super::upgrade::{self, Protocol, Protocols, Upgrade};
 use crate::error_chain::chain;
 use crate::guest::{Exec, ExecEvent, ExecInput, Guest, GuestError, Stdin};
 use crate::state::KILLED;

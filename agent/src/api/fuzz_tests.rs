@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 
 use super::auth::{Attributes, bearer_token};
 use super::command_query::CommandQuery;
-use super::path::Route;
+use super::http::path::Route;
 use super::stream::forwarded_ports::parse_ports;
 use super::stream::negotiation::{STREAM_PROTOCOL, spdy_protocol, transport, web_socket};
 use super::stream::{forwarded_ports, remote_command};

@@ -17,16 +17,16 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::connections::{ForwardPlaces, watch_peer};
 use super::context::ApiContext;
-use super::path::PodPath;
-use super::response::{self, Body};
+use super::http::connections::{ForwardPlaces, watch_peer};
+use super::http::path::PodPath;
+use super::http::response::{self, Body};
+use super::http::upgrade::{self, Protocol, Protocols};
 use super::running_container::{find_pod, find_vm};
 use super::stream::forwarded_ports::{
     ForwardedConnection, ForwardedPorts, SPDY_PROTOCOLS, WEB_SOCKET_PROTOCOLS, parse_ports,
 };
 use super::stream::{Gone, Input, MAX_CHUNK, Output};
-use super::upgrade::{self, Protocol, Protocols};
 use crate::names::PodUid;
 use crate::state::StateDir;
 

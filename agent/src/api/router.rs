@@ -6,10 +6,11 @@ use tracing::warn;
 
 use super::auth::{Auth, PeerCertificates};
 use super::context::ApiContext;
-use super::path::Route;
-use super::response::{self, Body};
+use super::http::head;
+use super::http::path::Route;
+use super::http::response::{self, Body};
 use super::stats::{Sample, exposition, summary};
-use super::{attach, exec, head, local, logs, pods, port_forward, run};
+use super::{attach, exec, local, logs, pods, port_forward, run};
 use crate::error_chain::chain;
 use crate::metrics;
 use crate::names::PodUid;

@@ -6,8 +6,8 @@ use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 
 use super::context::ApiContext;
-use super::path::ContainerPath;
-use super::response::{self, Body};
+use super::http::path::ContainerPath;
+use super::http::response::{self, Body};
 use super::running_container::{CommandLine, RunningContainer};
 use crate::error_chain::chain;
 use crate::guest::{Completed, Exec, Guest};

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::timeout;
 
 use super::context::ApiContext;
-use super::path::{ContainerPath, PodPath};
-use super::response::{self, Body};
+use super::http::path::{ContainerPath, PodPath};
+use super::http::response::{self, Body};
 use crate::error_chain::chain;
 use crate::fs::blocking_io::within;
 use crate::guest::connections::ExecName;

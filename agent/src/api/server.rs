@@ -21,10 +21,10 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
 use super::auth::{AskForCertificate, Auth, ClientCa};
-use super::connections::{Connection, Connections, Counted, watch_peer};
 use super::context::ApiContext;
-use super::head::MAX_HEAD;
-use super::path::Route;
+use super::http::connections::{Connection, Connections, Counted, watch_peer};
+use super::http::head::MAX_HEAD;
+use super::http::path::Route;
 use super::router;
 use crate::error_chain::chain;
 use crate::identity::ApiAccess;

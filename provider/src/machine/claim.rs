@@ -10,8 +10,8 @@ use kube::runtime::events::EventType;
 use tokio::net::lookup_host;
 use tokio::time::timeout;
 
-use super::credentials::HostCredentials;
 use super::decide::ClaimSettings;
+use super::inputs::credentials::HostCredentials;
 use super::reconciler::{ReconcileError, Reconciler, reference};
 use super::report;
 use crate::crd::{

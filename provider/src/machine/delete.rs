@@ -7,7 +7,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
-use super::join_token;
+use super::inputs::join_token;
 use super::observe::provider_id_of;
 use crate::apiserver::{ApiError, call, delete};
 use crate::certificate_request::is_of_node;

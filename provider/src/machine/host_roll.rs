@@ -10,10 +10,11 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::host_work::{HostWork, Way};
 use super::inputs::Lack;
+use super::inputs::join_token;
 use super::observe::is_ready;
 use super::reconciler::{ReconcileError, Reconciler, reference, server};
+use super::report;
 use super::roll::Turn;
-use super::{join_token, report};
 use crate::apiserver::call;
 use crate::crd::{ConditionStatus, ScalewayAppleSiliconMachine as Machine};
 use crate::names::MachineRef;

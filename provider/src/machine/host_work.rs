@@ -7,9 +7,9 @@ use kube::ResourceExt as _;
 use tracing::{info, warn};
 
 use super::claim::addresses;
-use super::credentials::HostCredentials;
 use super::inputs::Lack;
-use super::join_token;
+use super::inputs::credentials::HostCredentials;
+use super::inputs::join_token;
 use super::reconciler::{ReconcileError, Reconciler, reference};
 use crate::crd::{AddressType, MachineAddress, ScalewayAppleSiliconMachine as Machine};
 use crate::error_chain::chain;

@@ -11,30 +11,25 @@
 
 mod bootstrap;
 mod claim;
-mod credentials;
 mod decide;
 #[cfg(test)]
 mod decide_tests;
 mod delete;
 mod drain;
-mod fleet_config;
-mod fleet_key;
 mod host_roll;
 mod host_work;
 mod inputs;
-mod join_token;
 mod observe;
 mod reconciler;
 mod release;
 mod report;
 mod roll;
-mod runner;
 
 pub(crate) use decide::Limits;
 #[cfg(test)]
 pub(crate) use decide::{ClusterSeen, Observed, Step, Vms, decide};
-pub(crate) use fleet_config::{ApiServer, FleetConfig};
-pub(crate) use join_token::{TOKEN_NAMESPACE, machine_of_token};
+pub(crate) use inputs::fleet_config::{ApiServer, FleetConfig};
+pub(crate) use inputs::join_token::{TOKEN_NAMESPACE, machine_of_token};
 pub(crate) use reconciler::{Reconciler, Stores};
 #[cfg(test)]
 pub(crate) use roll::Turn;

@@ -12,8 +12,8 @@ use kube::runtime::events::EventType;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, ResourceExt as _};
 
-use super::credentials::HostCredentials;
 use super::decide::{BOOTSTRAPPED, ClusterSeen, HOST_UP_TO_DATE, NodeSeen, Observed, Step, Vms, decide};
+use super::inputs::credentials::HostCredentials;
 use super::reconciler::{ReconcileError, Reconciler, Wanted, reference};
 use super::report;
 use super::roll::{RollState, Rolled, Turn, turn};

@@ -12,11 +12,12 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
-use super::credentials::CredentialStore;
 use super::decide::{Limits, Report, Step};
-use super::fleet_config::{ApiServer, FleetConfig};
-use super::fleet_key::FleetKeys;
-use super::{FINALIZER, RETRY_ROLL, join_token, report};
+use super::inputs::credentials::CredentialStore;
+use super::inputs::fleet_config::{ApiServer, FleetConfig};
+use super::inputs::fleet_key::FleetKeys;
+use super::inputs::join_token;
+use super::{FINALIZER, RETRY_ROLL, report};
 use crate::apiserver::{ApiError, call, change, change_status};
 use crate::cluster_api::Cluster;
 use crate::crd::{

@@ -26,7 +26,7 @@ use tracing::{debug, warn};
 
 use self::cache::Cache;
 use self::user::User;
-use super::response::{self, Body};
+use super::http::response::{self, Body};
 use crate::apiserver::call::{CallError, call};
 use crate::error_chain::chain;
 use crate::names::NodeName;

@@ -19,8 +19,8 @@ use tracing::warn;
 
 use self::container_start::{ContainerStart, NoLog, of_init, of_main};
 use super::context::ApiContext;
-use super::path::ContainerPath;
-use super::response::{self, Body};
+use super::http::path::ContainerPath;
+use super::http::response::{self, Body};
 use crate::error_chain::chain;
 use crate::fs::file::FileError;
 use crate::logs::query::{BadLogQuery, LogQuery};

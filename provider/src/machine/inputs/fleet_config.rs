@@ -41,7 +41,7 @@ pub(crate) struct ApiServer {
 
 impl FleetConfig {
     /// What the host of a machine should be like. The token is no part of the hash.
-    pub(super) fn of(
+    pub(in crate::machine) fn of(
         &self,
         machine: &ScalewayAppleSiliconMachine,
         user: &str,
@@ -95,6 +95,6 @@ impl FleetConfig {
 }
 
 /// The address of a machine's host, which is that of its Node.
-pub(super) fn address(machine: &ScalewayAppleSiliconMachine) -> Option<IpAddr> {
+pub(in crate::machine) fn address(machine: &ScalewayAppleSiliconMachine) -> Option<IpAddr> {
     machine.status.as_ref()?.addresses.iter().find_map(|known| known.address.parse().ok())
 }

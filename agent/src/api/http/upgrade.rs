@@ -9,23 +9,25 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::time::timeout;
 
+use super::super::stream::negotiation::{
+    self, ACCEPTED_PROTOCOLS, NegotiationError, STREAM_PROTOCOL, Transport,
+};
+use super::super::stream::websocket::accept_key;
 use super::response::{self, Body};
-use super::stream::negotiation::{self, ACCEPTED_PROTOCOLS, NegotiationError, STREAM_PROTOCOL, Transport};
-use super::stream::websocket::accept_key;
 
 /// How long the answer may take to be sent.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// The protocols of a handler, by transport.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Protocols {
-    pub(super) spdy: &'static [&'static str],
-    pub(super) web_socket: &'static [&'static str],
+pub(in crate::api) struct Protocols {
+    pub(in crate::api) spdy: &'static [&'static str],
+    pub(in crate::api) web_socket: &'static [&'static str],
 }
 
 /// The protocol of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub(in crate::api) enum Protocol {
     Spdy(&'static str),
     /// `None` for a client that named none.
     WebSocket(Option<&'static str>),
@@ -33,14 +35,14 @@ pub(super) enum Protocol {
 
 /// A connection that HTTP hands over once its answer is sent.
 #[derive(Debug)]
-pub(super) struct Upgrade {
-    pub(super) protocol: Protocol,
+pub(in crate::api) struct Upgrade {
+    pub(in crate::api) protocol: Protocol,
     connection: OnUpgrade,
 }
 
 /// The upgrade that the client asks for, and the answer to it; or the refusal.
 #[expect(clippy::result_large_err, reason = "the error is the answer, sent once")]
-pub(super) fn accept(
+pub(in crate::api) fn accept(
     request: &mut Request<Incoming>,
     protocols: Protocols,
 ) -> Result<(Upgrade, Response<Body>), Response<Body>> {
@@ -81,7 +83,7 @@ fn refused(refusal: NegotiationError) -> Response<Body> {
 
 impl Upgrade {
     /// Waits until the answer is sent; `None` when the client is gone.
-    pub(super) async fn connection(self) -> Option<TokioIo<Upgraded>> {
+    pub(in crate::api) async fn connection(self) -> Option<TokioIo<Upgraded>> {
         let upgraded = timeout(LIMIT, self.connection).await.ok()?.ok()?;
         Some(TokioIo::new(upgraded))
     }

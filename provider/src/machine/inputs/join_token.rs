@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt as _};
 use rand::Rng as _;
 use serde_json::json;
 
-use super::ApiServer;
+use super::super::ApiServer;
 use crate::apiserver::{ApiError, call};
 use crate::host::Secret;
 use crate::names::MachineRef;
@@ -36,7 +36,7 @@ fn labels() -> BTreeMap<String, String> {
 }
 
 /// Makes a token for a machine's Node, and the kubeconfig that has it. Tokens from before are removed.
-pub(super) async fn create(
+pub(in crate::machine) async fn create(
     client: &Client,
     machine: &MachineRef,
     server: &ApiServer,
@@ -70,7 +70,7 @@ pub(super) async fn create(
 }
 
 /// Removes all tokens of a machine.
-pub(super) async fn remove(client: &Client, machine: &MachineRef) -> Result<(), ApiError> {
+pub(in crate::machine) async fn remove(client: &Client, machine: &MachineRef) -> Result<(), ApiError> {
     let api = Api::<SecretObject>::namespaced(client.clone(), TOKEN_NAMESPACE);
     let ours = ListParams::default().labels("tuist.dev/managed-by=tart-provider");
     for token in call("list the bootstrap tokens", api.list(&ours)).await? {

@@ -25,7 +25,7 @@ pub(crate) struct ContainerPath {
 
 /// What a path asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Route {
+pub(in crate::api) enum Route {
     Healthz,
     Configz,
     Pods,
@@ -44,7 +44,7 @@ pub(super) enum Route {
 
 impl Route {
     /// `None` for a path that the agent does not serve.
-    pub(super) fn parse(path: &str) -> Option<Self> {
+    pub(in crate::api) fn parse(path: &str) -> Option<Self> {
         // Names of the API need no escape, so a path with one names nothing.
         if path.contains('%') {
             return None;

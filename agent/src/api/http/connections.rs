@@ -37,7 +37,7 @@ const LONG_STALL: Duration = Duration::from_hours(4);
 
 /// All connections. Clones share them.
 #[derive(Debug, Clone)]
-pub(super) struct Connections(Arc<Places>);
+pub(in crate::api) struct Connections(Arc<Places>);
 
 #[derive(Debug)]
 struct Places {
@@ -49,7 +49,7 @@ struct Places {
 
 /// A connection's place. It is free when the last clone is dropped.
 #[derive(Debug, Clone)]
-pub(super) struct Connection(Arc<Place>);
+pub(in crate::api) struct Connection(Arc<Place>);
 
 #[derive(Debug)]
 struct Place {
@@ -61,13 +61,13 @@ struct Place {
 }
 
 impl Connections {
-    pub(super) fn new() -> Self {
+    pub(in crate::api) fn new() -> Self {
         let admitted = Arc::new(Semaphore::new(ADMITTED));
         Self(Arc::new(Places { newcomers: Mutex::default(), admitted, next: AtomicU64::new(0) }))
     }
 
     /// A place for a newcomer; the oldest newcomer makes room for it.
-    pub(super) fn enter(&self) -> Connection {
+    pub(in crate::api) fn enter(&self) -> Connection {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (task, permit) = (OnceLock::new(), OnceLock::new());
         let places = self.0.clone();
@@ -98,12 +98,12 @@ impl Places {
 
 impl Connection {
     /// The task that serves the connection, to end a newcomer with.
-    pub(super) fn can_be_ended_by(&self, task: AbortHandle) {
+    pub(in crate::api) fn can_be_ended_by(&self, task: AbortHandle) {
         let _ = self.0.task.set(task);
     }
 
     /// Admits the connection; `false` when too many are admitted already.
-    pub(super) fn admit(&self) -> bool {
+    pub(in crate::api) fn admit(&self) -> bool {
         let Place { number, places, permit, .. } = &*self.0;
         if permit.get().is_some() {
             return true;
@@ -117,7 +117,7 @@ impl Connection {
 
 impl Connection {
     /// Whether a person may be reading the answer, which is a log or a stream.
-    pub(super) fn set_may_pause(&self, may_pause: bool) {
+    pub(in crate::api) fn set_may_pause(&self, may_pause: bool) {
         self.0.may_pause.store(may_pause, Ordering::Relaxed);
     }
 
@@ -139,10 +139,10 @@ impl Drop for Place {
 pub(crate) struct ForwardPlaces(Arc<Semaphore>);
 
 impl ForwardPlaces {
-    pub(super) const REFUSAL: &str = "the Node forwards 1024 connections already; try again later";
+    pub(in crate::api) const REFUSAL: &str = "the Node forwards 1024 connections already; try again later";
 
     /// A place until it is dropped; `None` when all are taken.
-    pub(super) fn take(&self) -> Option<OwnedSemaphorePermit> {
+    pub(in crate::api) fn take(&self) -> Option<OwnedSemaphorePermit> {
         self.0.clone().try_acquire_owned().ok()
     }
 }
@@ -154,7 +154,7 @@ impl Default for ForwardPlaces {
 }
 
 /// Sends at once what is written, and finds out when the peer has vanished.
-pub(super) fn watch_peer(stream: &TcpStream) {
+pub(in crate::api) fn watch_peer(stream: &TcpStream) {
     let keep_alive = TcpKeepalive::new()
         .with_time(KEEP_ALIVE)
         .with_interval(KEEP_ALIVE_INTERVAL)
@@ -168,7 +168,7 @@ pub(super) fn watch_peer(stream: &TcpStream) {
 /// A stream that holds its connection's place for as long as it exists, whichever task has it. It fails when the client leaves what was
 /// written unread for too long: the place is for clients that read.
 #[derive(Debug)]
-pub(super) struct Counted<S> {
+pub(in crate::api) struct Counted<S> {
     stream: S,
     connection: Connection,
     /// When the client has not read for too long; absent while it reads.
@@ -176,7 +176,7 @@ pub(super) struct Counted<S> {
 }
 
 impl<S> Counted<S> {
-    pub(super) fn new(stream: S, connection: Connection) -> Self {
+    pub(in crate::api) fn new(stream: S, connection: Connection) -> Self {
         Self { stream, connection, overdue: None }
     }
 

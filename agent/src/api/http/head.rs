@@ -3,11 +3,11 @@
 use http::Request;
 
 /// The most bytes of a head. A command is in its URL.
-pub(super) const MAX_HEAD: usize = 128 << 10;
+pub(in crate::api) const MAX_HEAD: usize = 128 << 10;
 
 /// Whether a request's head has more bytes than [`MAX_HEAD`]. hyper's own limit is for its buffer, and a head that comes in large pieces
 /// may have almost twice as much.
-pub(super) fn is_too_large<B>(request: &Request<B>) -> bool {
+pub(in crate::api) fn is_too_large<B>(request: &Request<B>) -> bool {
     size(request) > MAX_HEAD
 }
 

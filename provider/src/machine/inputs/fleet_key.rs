@@ -16,14 +16,14 @@ const PRIVATE: &str = "id_ed25519";
 const PUBLIC: &str = "id_ed25519.pub";
 
 /// The keys of fleets. A key that was registered once is not asked for again.
-pub(super) struct FleetKeys {
+pub(in crate::machine) struct FleetKeys {
     api: Api<SecretObject>,
     registered: Mutex<HashMap<String, SshKey>>,
 }
 
 /// Why a fleet has no key.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FleetKeyError {
+pub(in crate::machine) enum FleetKeyError {
     #[error(transparent)]
     Api(#[from] ApiError),
     #[error("the Secret {name} has no usable {PRIVATE}")]
@@ -37,12 +37,16 @@ pub(super) enum FleetKeyError {
 }
 
 impl FleetKeys {
-    pub(super) fn new(client: &Client, namespace: &str) -> Self {
+    pub(in crate::machine) fn new(client: &Client, namespace: &str) -> Self {
         Self { api: Api::namespaced(client.clone(), namespace), registered: Mutex::default() }
     }
 
     /// The key of a fleet, which hosts of the pool let in that are installed from now on. One machine at a time: two must not make two keys.
-    pub(super) async fn ensure(&self, fleet: &str, pool: &dyn Pool) -> Result<SshKey, FleetKeyError> {
+    pub(in crate::machine) async fn ensure(
+        &self,
+        fleet: &str,
+        pool: &dyn Pool,
+    ) -> Result<SshKey, FleetKeyError> {
         let mut registered = self.registered.lock().await;
         if let Some(key) = registered.get(fleet) {
             return Ok(key.clone());
@@ -54,7 +58,7 @@ impl FleetKeys {
     }
 
     /// Removes the key of a machine that has no fleet. The key of a fleet stays for its next machine.
-    pub(super) async fn remove(&self, fleet: &str, pool: &dyn Pool) -> Result<(), FleetKeyError> {
+    pub(in crate::machine) async fn remove(&self, fleet: &str, pool: &dyn Pool) -> Result<(), FleetKeyError> {
         let mut registered = self.registered.lock().await;
         registered.remove(fleet);
         pool.remove_ssh_key(fleet).await?;

@@ -20,18 +20,18 @@ const SEALED: &[u8] = b"<sealed>";
 
 /// What the provider knows about a host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct HostCredentials {
+pub(in crate::machine) struct HostCredentials {
     /// The user.
-    pub(super) user: String,
+    pub(in crate::machine) user: String,
     /// The user's password, if it was ever shown.
-    pub(super) password: Option<Secret>,
+    pub(in crate::machine) password: Option<Secret>,
     /// The host key, once it was seen.
-    pub(super) fingerprint: Option<Fingerprint>,
+    pub(in crate::machine) fingerprint: Option<Fingerprint>,
 }
 
 impl HostCredentials {
     /// What the pool says about a host that has an address.
-    pub(super) fn of(host: &Host) -> Option<Self> {
+    pub(in crate::machine) fn of(host: &Host) -> Option<Self> {
         let password = match &host.password {
             Password::Known(password) => Some(password.clone()),
             Password::Sealed | Password::Absent => None,
@@ -43,22 +43,26 @@ impl HostCredentials {
 
 /// The Secrets of machines, in one namespace.
 #[derive(Clone)]
-pub(super) struct CredentialStore {
+pub(in crate::machine) struct CredentialStore {
     api: Api<SecretObject>,
 }
 
 impl CredentialStore {
-    pub(super) fn new(client: &Client, namespace: &str) -> Self {
+    pub(in crate::machine) fn new(client: &Client, namespace: &str) -> Self {
         Self { api: Api::namespaced(client.clone(), namespace) }
     }
 
     /// `None` if there is no Secret, or one without a user.
-    pub(super) async fn read(&self, machine: &str) -> Result<Option<HostCredentials>, ApiError> {
+    pub(in crate::machine) async fn read(&self, machine: &str) -> Result<Option<HostCredentials>, ApiError> {
         let read = call("read the credentials of the host", self.api.get_opt(&name(machine))).await?;
         Ok(read.and_then(|object| parse(&object.data.unwrap_or_default())))
     }
 
-    pub(super) async fn write(&self, machine: &str, known: &HostCredentials) -> Result<(), ApiError> {
+    pub(in crate::machine) async fn write(
+        &self,
+        machine: &str,
+        known: &HostCredentials,
+    ) -> Result<(), ApiError> {
         let password = known.password.as_ref().map(|password| password.expose().to_vec());
         let fingerprint = known.fingerprint.as_ref().map(ToString::to_string).map(String::into_bytes);
         let fields =
@@ -83,7 +87,7 @@ impl CredentialStore {
         .map(drop)
     }
 
-    pub(super) async fn remove(&self, machine: &str) -> Result<(), ApiError> {
+    pub(in crate::machine) async fn remove(&self, machine: &str) -> Result<(), ApiError> {
         delete("delete the credentials of the host", &self.api, &name(machine)).await
     }
 }

@@ -1,4 +1,11 @@
-//! What work on a host needs once and keeps nowhere: the key to the tailnet, and the token of the Actions runner.
+//! What the work on a host needs: credentials, keys, tokens, and the configuration of its fleet. What is needed once is kept nowhere: the key to the tailnet,
+//! and the token of the Actions runner.
+
+pub(super) mod credentials;
+pub(super) mod fleet_config;
+pub(super) mod fleet_key;
+pub(super) mod join_token;
+pub(super) mod runner;
 
 use k8s_openapi::api::core::v1::Secret as SecretObject;
 use kube::Api;

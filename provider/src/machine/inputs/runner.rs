@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Secret as SecretObject;
 use kube::{Api, ResourceExt as _};
 
-use super::reconciler::{ReconcileError, Reconciler, reference};
+use super::super::reconciler::{ReconcileError, Reconciler, reference};
 use crate::apiserver::call;
 use crate::crd::ScalewayAppleSiliconMachine as Machine;
 use crate::github::{App, AppError, GithubError};
@@ -11,7 +11,7 @@ use crate::host::Secret;
 
 /// Why GitHub was not asked, or said no.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum RunnerError {
+pub(in crate::machine) enum RunnerError {
     #[error("the machine names no Secret of a GitHub App")]
     NoApp,
     #[error("the Secret {0} of the GitHub App is not there")]
@@ -28,14 +28,14 @@ pub(super) enum RunnerError {
 
 impl RunnerError {
     /// Whether the same call may succeed later without an operator's doing.
-    pub(super) fn is_transient(&self) -> bool {
+    pub(in crate::machine) fn is_transient(&self) -> bool {
         matches!(self, Self::Github(error) if error.is_transient())
     }
 }
 
 impl Reconciler {
     /// A token with which the runner of a machine is registered.
-    pub(super) async fn runner_token(
+    pub(in crate::machine) async fn runner_token(
         &self,
         machine: &Machine,
     ) -> Result<Result<Secret, RunnerError>, ReconcileError> {
@@ -47,7 +47,7 @@ impl Reconciler {
     }
 
     /// Removes the registration of a machine's runner. A machine whose runner is not the provider's has none.
-    pub(super) async fn remove_runner(
+    pub(in crate::machine) async fn remove_runner(
         &self,
         machine: &Machine,
     ) -> Result<Result<(), RunnerError>, ReconcileError> {
