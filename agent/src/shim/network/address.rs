@@ -18,8 +18,9 @@ use crate::shim::Shim;
 const ASK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long one answer may take.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// How often the file of leases is read for the VM's lease.
-const LEASE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the file of leases is read for the VM's lease. A guest agent may take its first connection a second late, so that the lease is often
+/// what comes first.
+const LEASE_INTERVAL: Duration = Duration::from_millis(100);
 /// The file of leases for the spec of an agent that names none.
 const LEASES: &str = "/var/db/dhcpd_leases";
 /// How soon a guest is asked again whose address may be another machine's: that machine may be gone by then.
